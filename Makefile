@@ -1,0 +1,38 @@
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+PIP_INSTALL := $(BIN)/python -m pip install -qq -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help test wheel bench clean
+
+help:  ## List these targets
+	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
+		printf '  make %-8s %s\n' "$$name" "$$text"; done
+
+# torch comes first and pinned: a looser wish would bring the newest release with gigabytes of CUDA packages.
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || { echo "Creating .venv"; $(PYTHON) -m venv .venv; }
+	@echo "Installing torch (the pinned version, CPU build where pip finds one)"
+	@$(PIP_INSTALL) torch==$$(sed -n 's/^torch==//p' constraints.txt)
+	@echo "Installing nomax (editable) and its development tools"
+	@$(PIP_INSTALL) hatchling editables
+	@$(PIP_INSTALL) --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+test: $(INSTALLED)  ## Set up .venv if needed, then run every check and test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest -n 2
+
+wheel: $(INSTALLED)  ## Build a wheel for this platform with compiled kernels, into dist/
+	NOMAX_BUILD_BINARY=1 $(BIN)/python -m build --wheel --no-isolation --outdir dist .
+
+bench: $(INSTALLED)  ## Measure speed against softmax attention on this machine
+	$(BIN)/nomax bench
+
+clean:  ## Remove .venv, built files and the tools' caches
+	rm -rf .venv dist build .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,41 @@
+"""Time calls against each other: interleaved, round after round, so that all of them meet the same machine."""
+
+import gc
+import math
+from collections.abc import Callable, Mapping
+from time import perf_counter
+from typing import Any
+
+
+def race(calls: Mapping[str, Callable[[], Any]], rounds: int, least_seconds: float) -> dict[str, list[float]]:
+    """Return each call's seconds, one sample per round; a sample repeats a short call for `least_seconds`."""
+    repeats = {name: _repeats(call, least_seconds) for name, call in calls.items()}
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(rounds):
+            # There and back again: a machine that slows down or speeds up favours nobody.
+            order = list(calls) if number % 2 == 0 else list(calls)[::-1]
+            for name in order:
+                samples[name].append(sample(calls[name], repeats[name]))
+    finally:
+        gc.enable()
+    return samples
+
+
+def sample(call: Callable[[], Any], repeats: int) -> float:
+    """The mean seconds of one call."""
+    numbers = range(repeats)
+    start = perf_counter()
+    for _ in numbers:
+        call()
+    return (perf_counter() - start) / repeats
+
+
+def _repeats(call: Callable[[], Any], least_seconds: float) -> int:
+    first = sample(call, 1)
+    if first >= least_seconds:
+        return 1
+    # The first call of a short one is mostly warm-up: ask again with a few.
+    return math.ceil(least_seconds / sample(call, math.ceil(least_seconds / first / 10)))

@@ -1,0 +1,1 @@
+"""The operation and its backends."""

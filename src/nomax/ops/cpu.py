@@ -1,0 +1,76 @@
+"""The CPU backend: the operation on fused C++ kernels that never hold more than a tile of the weights."""
+
+import torch
+from torch import Tensor
+
+from nomax.ops import operators
+from nomax.phi import ACTIVATIONS
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
+
+
+def unsupported(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> list[str]:
+    """The reasons why these inputs cannot be served here; none means they can."""
+    reasons = []
+    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+        kinds = {str(level.key()) for level in torch._C._functorch.get_interpreter_stack() or ()}
+        if kinds - {"TransformType.Vmap", "TransformType.Functionalize"}:
+            reasons.append("torch.func.grad and its kin work on the reference backend only (vmap works here)")
+    for name, x in (("query", query), ("attn_mask", mask)):
+        if x is not None and not x.is_cpu:
+            reasons.append(f"{name} is on {x.device}, but the kernels run on the CPU")
+        if x is not None and x.dtype not in DTYPES and x.dtype != torch.bool:
+            reasons.append(f"{name} is {str(x.dtype)[6:]}, but the kernels take float32, bfloat16 and float16")
+    return reasons
+
+
+def instruction_set() -> str:
+    """The instruction set that the kernels use on this machine; the environment variable NOMAX_ISA forces one."""
+    operators.load()
+    return str(torch.ops.nomax.isa())
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    row_gain: Tensor | None,
+    row_shift: Tensor | None,
+    seed: Tensor | None,
+    query_offsets: Tensor | None,
+    key_offsets: Tensor | None,
+    *,
+    activation: str,
+    scale: float,
+    gain: float,
+    shift: float,
+    diagonal: int | None,
+    dropout: float,
+    rows: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return gain_i · Σ_j h(q_i·k_j·scale + bias_ij + shift_i)·v_j and, if asked for, each row's Σh and Σ h·log h."""
+    operators.load()
+    if (
+        activation == "identity"
+        and (mask is None and diagonal is None and query_offsets is None and row_shift is None)
+        and (shift == 0 and dropout == 0 and not rows)
+    ):
+        out = torch.ops.nomax.attend_linear(query, key, value, scale * gain if row_gain is None else scale)
+        if row_gain is not None:
+            out = (out * row_gain.unsqueeze(-1)).to(query.dtype)
+        return out, out, out
+    if query_offsets is not None and key_offsets is not None:
+        query_offsets, key_offsets = query_offsets.long().contiguous(), key_offsets.long().contiguous()
+    differentiable = torch.compiler.is_compiling() or (
+        torch.is_grad_enabled()
+        and (query.requires_grad or key.requires_grad or value.requires_grad)
+        or (mask is not None and mask.requires_grad)
+    )
+    operator = torch.ops.nomax.attend if differentiable else torch.ops.nomax.attend_forward
+    out, statistics = operator(
+        query, key, value, mask, row_gain, row_shift, seed, query_offsets, key_offsets,
+        CODES[activation], scale, gain, shift, diagonal, dropout, rows,
+    )  # fmt: skip
+    return (out, *statistics.unbind(0)) if rows else (out, statistics, statistics)

@@ -1,0 +1,317 @@
+// The gradients. Nothing is saved by the forward pass: for a block of rows by a block of keys the scores are computed
+// again, and with a_ij = c_i·h(x_ij)·coin_ij and g_ij = c_i·(grad_i·v_j)·coin_ij + (the row statistics' share)
+//
+//   dS_ij = g_ij · h'(x_ij)     dV_j = Σ_i a_ij·grad_i     dK_j = scale·Σ_i dS_ij·q_i     dQ_i = scale·Σ_j dS_ij·k_j
+//
+// A task owns some keys of one head and walks over all rows: dK and dV are its own, dQ is summed into its own share, and
+// the shares are added in order afterwards. So no result depends on the number of threads.
+#pragma once
+#include "activations.h"
+#include "memory.h"
+#include "rows.h"
+
+namespace nomax {
+namespace NOMAX_ISA {
+
+constexpr int64_t GRADIENT_ROWS = BIAS_BLOCK, GRADIENT_KEYS = W == 16 ? 192 : 96;
+
+// One row of scores `a` and weight gradients `g` becomes weights and score gradients, zero where this row does not look.
+template <class H> struct Differentiate {
+  static void call(const Problem& p, const Keys& keys, const Dropout& dropout, const Row& row, int64_t place,
+                   int64_t first, int64_t seen, float* a, float* g, const float* bias) {
+    if (row.limit >= first + seen && seen % W == 0 && !bias && !p.grad_row_sum && p.dropout == 0) {
+      for (int64_t j = 0; j < seen; j += W) {
+        Vec h, d;
+        H::both(load(a + j) * p.scale + row.shift, h, d);
+        store(a + j, h * row.gain);
+        store(g + j, load(g + j) * row.gain * d);
+      }
+      return;
+    }
+    const int32_t limit = int32_t(least(row.limit, first + seen));
+    for (int64_t j = 0; j < seen; j += W) {
+      Int visible = counting() + int32_t(first + j) < limit;
+      Vec x = load(a + j) * p.scale + row.shift, h, d;
+      if (bias) {
+        Vec b = load(bias + j);
+        x += b;
+        visible &= b != HIDDEN;
+      }
+      H::both(x, h, d);
+      h = where(visible, h);
+      Vec weight = h * row.gain, grad = load(g + j) * row.gain;
+      if (p.dropout > 0) {
+        Vec kept = dropout.weights(row, keys.original(first + j));
+        weight *= kept;
+        grad *= kept;
+      }
+      if (p.grad_row_sum)
+        grad += where(h > 0.0f, p.grad_row_sum[place] + p.grad_row_log[place] * (logarithm(h) + 1.0f));
+      store(a + j, weight);
+      store(g + j, where(visible, grad * d));
+    }
+  }
+};
+
+// What a block of keys is needed as, packed once and used by every block of rows.
+template <class Element> struct KeyBlock {
+  Element *rows, *key_panels, *value_panels, *key_right;
+  Operand<Element> key;
+  int64_t first, count;
+
+  KeyBlock(const Problem& p, Arena& arena) {
+    const int64_t steps = elements<Element>(p.dim), value_steps = elements<Element>(p.value_dim);
+    rows = arena.take<Element>(GRADIENT_KEYS * most(steps, value_steps));
+    key_panels = arena.take<Element>(GRADIENT_KEYS * steps);
+    value_panels = arena.take<Element>(GRADIENT_KEYS * value_steps);
+    key_right = arena.take<Element>(elements<Element>(GRADIENT_KEYS) * round_up(p.dim, W));
+  }
+
+  void pack(const Problem& p, const Source& keys, const Source& values, int64_t from, int64_t size) {
+    first = from;
+    count = size;
+    transposed(left(keys, from, size, p.dim, rows), size, elements<Element>(p.dim), key_panels);
+    transposed(left(values, from, size, p.value_dim, rows), size, elements<Element>(p.value_dim), value_panels);
+    key = right(keys, from, size, p.dim, key_right);
+  }
+};
+
+// A block of rows by a block of keys: weights and score gradients, as floats and in the layouts of the next products.
+template <class Element> struct GradientTile {
+  Row* rows;
+  Element *query_left, *grad_left, *query_right, *grad_right;
+  float *weights, *score_grads, *bias;
+  Element *weight_pairs, *score_grad_pairs, *score_grad_rows;      // with pairs only
+  Operand<Element> query, grad;
+  int64_t count, seen;                                             // rows; keys that any of them sees
+
+  static constexpr bool paired = Element::each == 2;
+
+  GradientTile(const Problem& p, Arena& arena) {
+    const int64_t size = GRADIENT_ROWS * GRADIENT_KEYS, half = elements<Element>(GRADIENT_ROWS);
+    rows = arena.take<Row>(GRADIENT_ROWS);
+    query_left = arena.take<Element>(GRADIENT_ROWS * elements<Element>(p.dim));
+    grad_left = arena.take<Element>(GRADIENT_ROWS * elements<Element>(p.value_dim));
+    query_right = arena.take<Element>(half * round_up(p.dim, W));
+    grad_right = arena.take<Element>(half * round_up(p.value_dim, W));
+    weights = arena.take<float>(size);
+    score_grads = arena.take<float>(size);
+    bias = arena.take<float>(GRADIENT_KEYS + PANEL);
+    weight_pairs = arena.take<Element>(paired ? size / 2 : 0);
+    score_grad_pairs = arena.take<Element>(paired ? size / 2 : 0);
+    score_grad_rows = arena.take<Element>(paired ? size / 2 : 0);
+  }
+
+  // Rows [first, first + size) of a head against the block of keys. False if none of them sees any of these keys.
+  bool compute(const Problem& p, const Sequence& s, const Keys& keys, const Dropout& dropout, int64_t head,
+               int64_t first, int64_t size, const KeyBlock<Element>& block) {
+    count = size;
+    seen = 0;
+    for (int64_t r = 0; r < count; r++) {
+      rows[r] = row(p, s, head, first + r);
+      seen = most(seen, least(block.count, rows[r].limit - block.first));
+    }
+    if (seen <= 0) return false;
+    query = left(source(p.query, s.batch, head, s.query), first, count, p.dim, query_left);
+    grad = left(source(p.grad_out, s.batch, head, s.query), first, count, p.value_dim, grad_left);
+    const auto differentiate = with_activation<Differentiate>(p.activation);
+    bool any = false;
+    for (int64_t group = 0; group < groups(count); group++) {
+      const int64_t r = group_start(count, group);
+      const int tile_rows = int(group_start(count, group + 1) - r);
+      float *a = weights + r * GRADIENT_KEYS, *g = score_grads + r * GRADIENT_KEYS;
+      int64_t reach = 0;
+      for (int i = 0; i < tile_rows; i++) reach = most(reach, least(seen, rows[r + i].limit - block.first));
+      if (reach <= 0) {
+        memset(a, 0, tile_rows * GRADIENT_KEYS * sizeof(float));
+        memset(g, 0, tile_rows * GRADIENT_KEYS * sizeof(float));
+        continue;
+      }
+      panel_products(tile_rows, seen, query.data + r * query.stride, query.stride, block.key_panels,
+                     elements<Element>(p.dim), Put{a, GRADIENT_KEYS});
+      panel_products(tile_rows, seen, grad.data + r * grad.stride, grad.stride, block.value_panels,
+                     elements<Element>(p.value_dim), Put{g, GRADIENT_KEYS});
+      for (int i = 0; i < tile_rows; i++) {
+        const Row& row = rows[r + i];
+        const float* row_bias = keys.bias ? keys.bias + block.first : nullptr;
+        if (keys.mask_by_row) {
+          any |= read_bias(p.mask, at(p.mask, s.batch, row.head, row.query), block.first, seen, bias);
+          row_bias = bias;
+        }
+        differentiate(p, keys, dropout, row, (s.batch * p.heads + head) * p.queries + row.query, block.first, seen,
+                      a + i * GRADIENT_KEYS, g + i * GRADIENT_KEYS, row_bias);
+      }
+    }
+    return any || !keys.mask_by_row;
+  }
+
+  // Two neighbouring rows of floats as one row of pairs.
+  void pair_rows(const float* from, Element* to) const {
+    for (int64_t r = 0; r < count; r += 2)
+      for (int64_t j = 0; j < seen; j += W) {
+        Bits low = rounded_bfloat16(load(from + r * GRADIENT_KEYS + j)) >> 16, high{};
+        if (r + 1 < count) high = rounded_bfloat16(load(from + (r + 1) * GRADIENT_KEYS + j));
+        store(reinterpret_cast<float*>(to + r / 2 * GRADIENT_KEYS + j), (Vec)(low | high));
+      }
+  }
+
+  void add_key_gradients(const Problem& p, const Sequence& s, int64_t head, int64_t first, float* grad_key,
+                         float* grad_value) {
+    const Source queries = source(p.query, s.batch, head, s.query), grads = source(p.grad_out, s.batch, head, s.query);
+    const Operand<Element> query = right(queries, first, count, p.dim, query_right);
+    const Operand<Element> grad = right(grads, first, count, p.value_dim, grad_right);
+    const int64_t width = round_up(p.dim, W), value_width = round_up(p.value_dim, W), steps = elements<Element>(count);
+    const Element *a = reinterpret_cast<Element*>(weights), *g = reinterpret_cast<Element*>(score_grads);
+    if constexpr (paired) {
+      pair_rows(weights, weight_pairs);
+      pair_rows(score_grads, score_grad_pairs);
+      a = weight_pairs;
+      g = score_grad_pairs;
+    }
+    add_product<true>(seen, value_width, a, GRADIENT_KEYS, grad.data, grad.stride, steps, grad_value, value_width);
+    add_product<true>(seen, width, g, GRADIENT_KEYS, query.data, query.stride, steps, grad_key, width);
+  }
+
+  void add_query_gradient(const Problem& p, const KeyBlock<Element>& block, float* grad_query) {
+    const int64_t width = round_up(p.dim, W);
+    const Element* g = reinterpret_cast<Element*>(score_grads);
+    if constexpr (paired) {
+      for (int64_t r = 0; r < count; r++)
+        for (int64_t j = 0; j < seen; j += W)
+          put_weights(score_grad_rows + r * GRADIENT_KEYS / 2, j, load(score_grads + r * GRADIENT_KEYS + j));
+      g = score_grad_rows;
+    }
+    add_product<false>(count, width, g, GRADIENT_KEYS / Element::each, block.key.data, block.key.stride,
+                       elements<Element>(seen), grad_query, width);
+  }
+};
+
+template <class Element> struct BackwardMemory {
+  char* keys;
+  KeyBlock<Element> block;
+  GradientTile<Element> tile;
+  float *grad_key, *grad_value, *grad_query;
+
+  BackwardMemory(const Problem& p, Arena& arena)
+      : keys(arena.take<char>(p.mask.data ? Keys::bytes(p) : 0)), block(p, arena), tile(p, arena) {
+    grad_key = arena.take<float>(GRADIENT_KEYS * round_up(p.dim, W));
+    grad_value = arena.take<float>(GRADIENT_KEYS * round_up(p.value_dim, W));
+    grad_query = arena.take<float>(p.shares > 1 ? 0 : p.queries * (p.heads / p.key_heads) * round_up(p.dim, W));
+  }
+};
+
+static void write_query_gradient(const Problem& p, const Sequence& s, int64_t head, const float* from, int64_t first,
+                                 int64_t count) {
+  const int64_t width = round_up(p.dim, W);
+  for (int64_t r = first; r < first + count; r++)
+    write_row(from + r * width, p.scale, p.dim, at(p.grad_query, s.batch, head, s.query + r), p.grad_query.type, 0,
+              p.grad_query.column);
+}
+
+template <class Element> static void backward_keys(const Problem& p, const Task& task, void* workspace) {
+  Arena arena{static_cast<char*>(workspace)};
+  BackwardMemory<Element> memory(p, arena);
+  const Sequence s = sequence(p, task.sequence);
+  const int64_t group = p.heads / p.key_heads, first_head = task.head * group;
+  const int64_t width = round_up(p.dim, W), value_width = round_up(p.value_dim, W);
+  const Keys keys(p, s, first_head, group, memory.keys);
+  const Source key_source = source(p.key, s.batch, task.head, s.key, keys.index);
+  const Source value_source = source(p.value, s.batch, task.head, s.key, keys.index);
+  const Dropout dropout(p);
+
+  float* grad_query = task.partial ? task.partial : memory.grad_query;
+  memset(grad_query, 0, group * s.queries * width * sizeof(float));
+
+  const int64_t end = least(keys.count, task.first + task.count);
+  for (int64_t k = task.first; k < end; k += GRADIENT_KEYS) {
+    const int64_t count = least(GRADIENT_KEYS, end - k);
+    memory.block.pack(p, key_source, value_source, k, count);
+    memset(memory.grad_key, 0, count * width * sizeof(float));
+    memset(memory.grad_value, 0, count * value_width * sizeof(float));
+    const int64_t blind = p.causal ? most(0, k - p.diagonal) / GRADIENT_ROWS * GRADIENT_ROWS : 0;
+    for (int64_t head = first_head; head < first_head + group; head++)
+      for (int64_t r = blind; r < s.queries; r += GRADIENT_ROWS) {
+        const int64_t size = least(GRADIENT_ROWS, s.queries - r);
+        if (!memory.tile.compute(p, s, keys, dropout, head, r, size, memory.block)) continue;
+        memory.tile.add_key_gradients(p, s, head, r, memory.grad_key, memory.grad_value);
+        memory.tile.add_query_gradient(p, memory.block, grad_query + ((head - first_head) * s.queries + r) * width);
+      }
+    for (int64_t j = 0; j < count; j++) {
+      const int64_t place = s.key + keys.place(k + j);
+      write_row(memory.grad_key + j * width, p.scale, p.dim, at(p.grad_key, s.batch, task.head, place), p.grad_key.type,
+                0, p.grad_key.column);
+      write_row(memory.grad_value + j * value_width, 1, p.value_dim, at(p.grad_value, s.batch, task.head, place),
+                p.grad_value.type, 0, p.grad_value.column);
+    }
+  }
+  if (task.partial) return;
+  for (int64_t head = 0; head < group; head++)
+    write_query_gradient(p, s, first_head + head, grad_query + head * s.queries * width, 0, s.queries);
+}
+
+// Adds the shares of rows [first, first + count) of a group in their order, and writes the sum.
+static void reduce_query_gradient(const Problem& p, const Task& task) {
+  const Sequence s = sequence(p, task.sequence);
+  const int64_t group = p.heads / p.key_heads, width = round_up(p.dim, W), share = group * s.queries * width;
+  for (int64_t part = 1; part < p.shares; part++)
+    for (int64_t i = task.first * width; i < (task.first + task.count) * width; i += W)
+      store(task.partial + i, load(task.partial + i) + load(task.partial + part * share + i));
+  for (int64_t r = task.first; r < task.first + task.count; r++)
+    write_query_gradient(p, s, task.head * group + r / s.queries, task.partial + r / s.queries * s.queries * width,
+                         r % s.queries, 1);
+}
+
+// The gradient of the mask's numbers, in the mask's own shape: a task owns some of its rows (or, if it has one row for
+// all, some of its columns) and adds up every batch, head, row and key that share them, always in the same order, and in
+// double precision because they may be many.
+template <class Element> struct BiasMemory {
+  char* keys;
+  KeyBlock<Element> block;
+  GradientTile<Element> tile;
+  double* sums;
+
+  BiasMemory(const Problem& p, Arena& arena) : keys(arena.take<char>(Keys::bytes(p))), block(p, arena), tile(p, arena) {
+    sums = arena.take<double>(GRADIENT_ROWS * GRADIENT_KEYS);
+  }
+};
+
+template <class Element> static void bias_gradient(const Problem& p, const Task& task, void* workspace) {
+  Arena arena{static_cast<char*>(workspace)};
+  BiasMemory<Element> memory(p, arena);
+  const auto& shape = p.bias_shape;
+  const bool by_batch = shape[0] > 1, by_head = shape[1] > 1, by_row = shape[2] > 1, by_key = shape[3] > 1;
+  float* to = p.grad_bias + (task.sequence * shape[1] + task.head) * shape[2] * shape[3];
+  const int64_t first_row = by_row ? task.first : 0, last_row = by_row ? task.first + task.count : p.queries;
+  const int64_t first_key = by_row ? 0 : task.first, last_key = by_row || !by_key ? p.keys : task.first + task.count;
+  const Dropout dropout(p);
+
+  for (int64_t from = first_key; from < last_key; from += GRADIENT_KEYS) {
+    const int64_t width = least(GRADIENT_KEYS, last_key - from);
+    memset(memory.sums, 0, GRADIENT_ROWS * GRADIENT_KEYS * sizeof(double));
+    for (int64_t batch = by_batch ? task.sequence : 0; batch < (by_batch ? task.sequence + 1 : p.batch); batch++)
+      for (int64_t head = by_head ? task.head : 0; head < (by_head ? task.head + 1 : p.heads); head++) {
+        const Sequence s = sequence(p, batch);
+        const Keys keys(p, s, head, 1, memory.keys);
+        const int64_t key_head = head / (p.heads / p.key_heads);
+        const int64_t k = keys.first_at(from), count = keys.first_at(from + width) - k;
+        if (count == 0) continue;
+        memory.block.pack(p, source(p.key, s.batch, key_head, s.key, keys.index),
+                          source(p.value, s.batch, key_head, s.key, keys.index), k, count);
+        for (int64_t r = first_row; r < last_row; r += GRADIENT_ROWS) {
+          const int64_t size = least(GRADIENT_ROWS, last_row - r);
+          if (!memory.tile.compute(p, s, keys, dropout, head, r, size, memory.block)) continue;
+          for (int64_t i = 0; i < size; i++) {
+            const float* grads = memory.tile.score_grads + i * GRADIENT_KEYS;
+            double* sums = memory.sums + (by_row ? (r - first_row + i) * GRADIENT_KEYS : 0);
+            for (int64_t j = 0; j < memory.tile.seen; j++) sums[by_key ? keys.place(k + j) - from : 0] += grads[j];
+          }
+        }
+      }
+    for (int64_t i = 0; i < (by_row ? last_row - first_row : 1); i++)
+      for (int64_t j = 0; j < (by_key ? width : 1); j++)
+        to[(by_row ? first_row + i : 0) * shape[3] + (by_key ? from + j : 0)] += float(memory.sums[i * GRADIENT_KEYS + j]);
+  }
+}
+
+}  // namespace NOMAX_ISA
+}  // namespace nomax

@@ -1,0 +1,406 @@
+// The operators as torch sees them: checks, outputs, and how the work is cut into tasks. On torch's stable ABI, so that
+// one binary serves every torch from 2.10 on.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "problem.h"
+
+namespace nomax {
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using Optional = std::optional<Tensor>;
+
+// ---- which kernel ---------------------------------------------------------------------------------------------------
+struct Choice {
+  const Kernel* kernel;
+  bool usable;
+};
+
+std::vector<Choice> find_kernels() {
+  std::vector<Choice> found;      // best first
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  [[maybe_unused]] const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  [[maybe_unused]] const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#if defined(NOMAX_HAVE_AVX512_BF16)
+  found.push_back({&kernel_avx512_bf16, avx512 && __builtin_cpu_supports("avx512bf16")});
+#endif
+#if defined(NOMAX_HAVE_AVX512)
+  found.push_back({&kernel_avx512, avx512});
+#endif
+#if defined(NOMAX_HAVE_AVX2)
+  found.push_back({&kernel_avx2, avx2});
+#endif
+#endif
+  found.push_back({&kernel_portable, true});
+  return found;
+}
+
+const Kernel& kernel() {
+  static const std::vector<Choice> choices = find_kernels();
+  const char* wanted = std::getenv("NOMAX_ISA");
+  std::string usable;
+  for (const Choice& choice : choices) {
+    if (!choice.usable) continue;
+    if (!wanted || !*wanted || std::string(wanted) == choice.kernel->name) return *choice.kernel;
+    usable += std::string(usable.empty() ? "" : ", ") + choice.kernel->name;
+  }
+  STD_TORCH_CHECK(false, "NOMAX_ISA is '", wanted, "', but this machine and build can run only: ", usable);
+  return kernel_portable;
+}
+
+std::string isa() { return kernel().name; }
+
+// ---- tensors to views -------------------------------------------------------------------------------------------------
+Type type_of(const Tensor& x, const char* name) {
+  switch (x.scalar_type()) {
+    case ScalarType::Float: return Type::float32;
+    case ScalarType::BFloat16: return Type::bfloat16;
+    case ScalarType::Half: return Type::float16;
+    case ScalarType::Bool: return Type::boolean;
+    default: STD_TORCH_CHECK(false, "nomax: ", name, " has a type that the CPU kernels do not know"); return Type::float32;
+  }
+}
+
+// A size of 1 is a broadcast dimension: its stride becomes 0.
+View view(const Tensor& x, const char* name) {
+  STD_TORCH_CHECK(x.dim() == 4 && x.is_cpu(), "nomax: ", name, " must be a 4-D tensor on the CPU");
+  auto stride = [&](int64_t d) { return x.size(d) == 1 ? 0 : x.stride(d); };
+  return {x.data_ptr(), type_of(x, name), stride(0), stride(1), stride(2), x.stride(3)};
+}
+
+void set_rows(View& to, const Optional& x, const Problem& p, const char* name) {
+  if (!x) return;
+  const int64_t expected[3] = {p.batch, p.heads, p.queries};
+  STD_TORCH_CHECK(x->dim() == 3 && x->is_cpu() && x->scalar_type() == ScalarType::Float, "nomax: ", name,
+                  " must be a 3-D float32 tensor on the CPU");
+  int64_t strides[3];
+  for (int d = 0; d < 3; d++) {
+    STD_TORCH_CHECK(x->size(d) == 1 || x->size(d) == expected[d], "nomax: ", name, " does not fit the queries");
+    strides[d] = x->size(d) == 1 ? 0 : x->stride(d);
+  }
+  to = {x->data_ptr(), Type::float32, strides[0], strides[1], strides[2], 1};
+}
+
+void set_mask(Problem& p, const Optional& mask) {
+  if (!mask) return;
+  const int64_t expected[4] = {p.batch, p.heads, p.queries, p.keys};
+  STD_TORCH_CHECK(mask->dim() == 4 && !p.query_offsets, "nomax: mask must be 4-D, and there is none for packed sequences");
+  for (int d = 0; d < 4; d++)
+    STD_TORCH_CHECK(mask->size(d) == 1 || mask->size(d) == expected[d], "nomax: mask does not fit the scores");
+  p.mask = view(*mask, "mask");
+  if (mask->size(3) == 1) p.mask.column = 0;
+}
+
+const int64_t* offsets(const Optional& x, int64_t total, const char* name) {
+  if (!x) return nullptr;
+  STD_TORCH_CHECK(x->dim() == 1 && x->is_cpu() && x->is_contiguous() && x->scalar_type() == ScalarType::Long &&
+                      x->size(0) > 0, "nomax: ", name, " must be a contiguous 1-D int64 tensor on the CPU");
+  const int64_t* values = static_cast<const int64_t*>(x->data_ptr());
+  const int64_t count = x->size(0);
+  for (int64_t i = 0; i + 1 < count; i++) STD_TORCH_CHECK(values[i] <= values[i + 1], "nomax: ", name, " must not decrease");
+  STD_TORCH_CHECK(values[0] == 0 && values[count - 1] == total, "nomax: ", name, " must start at 0 and end at the total");
+  return values;
+}
+
+void set_shapes(Problem& p, const Tensor& query, const Tensor& key, const Tensor& value) {
+  p.query = view(query, "query");
+  p.key = view(key, "key");
+  p.value = view(value, "value");
+  p.batch = query.size(0); p.heads = query.size(1); p.queries = query.size(2); p.dim = query.size(3);
+  p.key_heads = key.size(1); p.keys = key.size(2); p.value_dim = value.size(3);
+  STD_TORCH_CHECK(key.size(0) == p.batch && value.size(0) == p.batch && value.size(1) == p.key_heads &&
+                      value.size(2) == p.keys && key.size(3) == p.dim, "nomax: shapes of query, key and value do not fit");
+  STD_TORCH_CHECK(p.key_heads == 0 ? p.heads == 0 : p.heads % p.key_heads == 0, "nomax: heads must divide into groups");
+  STD_TORCH_CHECK(p.query.type != Type::boolean && p.query.type == p.key.type && p.query.type == p.value.type,
+                  "nomax: query, key and value must have one floating type");
+  STD_TORCH_CHECK(p.keys < (int64_t(1) << 31), "nomax: too many keys");
+}
+
+Problem problem(const Tensor& query, const Tensor& key, const Tensor& value, const Optional& mask,
+                const Optional& row_gain, const Optional& row_shift, const Optional& seed, const Optional& query_offsets,
+                const Optional& key_offsets, int64_t activation, double scale, double gain, double shift,
+                std::optional<int64_t> diagonal, double dropout) {
+  Problem p;
+  set_shapes(p, query, key, value);
+  p.query_offsets = offsets(query_offsets, p.queries, "query_offsets");
+  p.key_offsets = offsets(key_offsets, p.keys, "key_offsets");
+  STD_TORCH_CHECK(!p.query_offsets == !p.key_offsets && (!p.query_offsets || p.batch == 1),
+                  "nomax: packed sequences need both offsets and a batch of 1");
+  if (p.query_offsets)
+    STD_TORCH_CHECK(query_offsets->size(0) == key_offsets->size(0), "nomax: offsets must name the same sequences");
+  set_mask(p, mask);
+  set_rows(p.row_gain, row_gain, p, "row_gain");
+  set_rows(p.row_shift, row_shift, p, "row_shift");
+  STD_TORCH_CHECK(activation >= 0 && activation <= int64_t(Activation::cube), "nomax: unknown activation ", activation);
+  p.activation = Activation(activation);
+  p.scale = float(scale);
+  p.gain = float(gain);
+  p.shift = float(shift);
+  p.causal = diagonal.has_value();
+  p.diagonal = diagonal.value_or(0);
+  STD_TORCH_CHECK(!p.causal || !p.mask.data, "nomax: a mask and a diagonal exclude each other");
+  p.dropout = float(dropout);
+  if (dropout > 0) {
+    STD_TORCH_CHECK(seed && seed->is_cpu() && seed->scalar_type() == ScalarType::Long && seed->numel() == 1,
+                    "nomax: dropout needs a seed, one int64 on the CPU");
+    p.seed = uint64_t(*static_cast<const int64_t*>(seed->data_ptr()));
+  }
+  return p;
+}
+
+Tensor empty(std::vector<int64_t> sizes, std::vector<int64_t> order, ScalarType type) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t stride = 1;
+  for (auto d = order.rbegin(); d != order.rend(); ++d) {
+    strides[*d] = stride;
+    stride *= sizes[*d] ? sizes[*d] : 1;
+  }
+  AtenTensorHandle handle;
+  const int32_t code = torch::stable::detail::to<int32_t>(torch::stable::detail::from(type));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(int64_t(sizes.size()), sizes.data(), strides.data(), code,
+                                                         aoti_torch_device_type_cpu(), 0, &handle));
+  return Tensor(handle);
+}
+
+// ---- tasks to threads -------------------------------------------------------------------------------------------------
+struct Free {
+  void operator()(void* memory) const { std::free(memory); }
+};
+using Memory = std::unique_ptr<void, Free>;
+
+Memory allocate(int64_t bytes) {
+  Memory memory(std::aligned_alloc(64, size_t((bytes + 127) / 64 * 64)));
+  STD_TORCH_CHECK(memory, "nomax: no memory for a workspace of ", bytes, " bytes");
+  return memory;
+}
+
+// Threads take the next task when they are done with one; which thread does a task changes nothing in its result.
+template <class Work> void run(const std::vector<Task>& tasks, int64_t bytes, double operations, const Work& work) {
+  const int64_t count = int64_t(tasks.size());
+  int64_t workers = operations < 2e5 ? 1 : int64_t(torch::stable::get_num_threads());
+  workers = workers < count ? workers : count;
+  if (workers <= 1) {
+    if (!count) return;
+    Memory memory = allocate(bytes);
+    for (const Task& task : tasks) work(task, memory.get());
+    return;
+  }
+  std::vector<Memory> memory;
+  for (int64_t i = 0; i < workers; i++) memory.push_back(allocate(bytes));
+  std::atomic<int64_t> next{0};
+  torch::stable::parallel_for(0, workers, 1, [&](int64_t first, int64_t last) {
+    for (int64_t worker = first; worker < last; worker++)
+      for (int64_t i; (i = next.fetch_add(1)) < count;) work(tasks[size_t(i)], memory[size_t(worker)].get());
+  });
+}
+
+struct Length {
+  int64_t queries, keys;
+};
+
+int64_t sequences(const Problem& p, const Optional& offsets) { return p.query_offsets ? offsets->size(0) - 1 : p.batch; }
+
+Length length(const Problem& p, int64_t sequence) {
+  if (!p.query_offsets) return {p.queries, p.keys};
+  return {p.query_offsets[sequence + 1] - p.query_offsets[sequence], p.key_offsets[sequence + 1] - p.key_offsets[sequence]};
+}
+
+int64_t pieces(int64_t count, int64_t size) { return (count + size - 1) / size; }
+
+double operations(const Problem& p) { return 2.0 * p.batch * p.heads * p.queries * p.keys * (p.dim + p.value_dim); }
+
+// Rows are independent: cut them finely enough that every thread has several tasks, in multiples of the tile's six.
+void add_row_tasks(std::vector<Task>& tasks, int64_t sequence, int64_t head, int64_t rows, int64_t heads_in_all) {
+  const int64_t threads = torch::stable::get_num_threads(), wanted = pieces(4 * threads, heads_in_all);
+  int64_t size = pieces(pieces(rows, wanted), 6) * 6;
+  size = size < 48 ? 48 : size > ROW_BLOCK ? ROW_BLOCK / 6 * 6 : size;
+  size = pieces(pieces(rows, pieces(rows, size)), 6) * 6;                      // even pieces
+  for (int64_t first = (pieces(rows, size) - 1) * size; first >= 0; first -= size)   // the longest causal rows first
+    tasks.push_back({sequence, head, first, rows - first < size ? rows - first : size, nullptr});
+}
+
+// ---- operators --------------------------------------------------------------------------------------------------------
+std::tuple<Tensor, Tensor> attend(
+    Tensor query, Tensor key, Tensor value, Optional mask, Optional row_gain, Optional row_shift, Optional seed,
+    Optional query_offsets, Optional key_offsets, int64_t activation, double scale, double gain, double shift,
+    std::optional<int64_t> diagonal, double dropout, bool rows) {
+  const Kernel& k = kernel();
+  Problem p = problem(query, key, value, mask, row_gain, row_shift, seed, query_offsets, key_offsets, activation, scale,
+                      gain, shift, diagonal, dropout);
+  Tensor out = empty({p.batch, p.heads, p.queries, p.value_dim}, {0, 2, 1, 3}, query.scalar_type());
+  Tensor statistics = empty({rows ? 2 : 0, p.batch, p.heads, p.queries}, {0, 1, 2, 3}, ScalarType::Float);
+  p.out = view(out, "out");
+  if (rows) {
+    p.row_sum = static_cast<float*>(statistics.data_ptr());
+    p.row_log = p.row_sum + statistics.numel() / 2;
+  }
+  if (p.batch && p.heads && p.queries) {
+    std::vector<Task> tasks;
+    const int64_t count = sequences(p, query_offsets), group = p.heads / p.key_heads;
+    for (int64_t s = 0; s < count; s++)
+      for (int64_t head = 0; head < p.key_heads; head++)
+        if (const int64_t queries = length(p, s).queries) add_row_tasks(tasks, s, head, group * queries, count * p.key_heads);
+    run(tasks, k.forward_bytes(p), operations(p), [&](const Task& task, void* memory) { k.forward(p, task, memory); });
+  }
+  return {out, statistics};
+}
+
+// One task per share of a head's keys; heads go in waves, so that the shares of dQ that wait to be added stay few.
+void run_backward(const Kernel& k, Problem& p, int64_t count) {
+  const int64_t threads = torch::stable::get_num_threads(), group = p.heads / p.key_heads;
+  int64_t longest = 0;
+  for (int64_t s = 0; s < count; s++) longest = std::max(longest, length(p, s).keys);
+  p.shares = std::clamp(pieces(longest, 512), int64_t(1), int64_t(8));
+  std::vector<Task> heads;
+  for (int64_t s = 0; s < count; s++)
+    for (int64_t head = 0; head < p.key_heads; head++) heads.push_back({s, head, 0, 0, nullptr});
+  const int64_t wave = p.shares == 1 ? int64_t(heads.size()) : std::max(int64_t(1), pieces(4 * threads, p.shares));
+
+  Memory shares;
+  const int64_t share = group * p.queries * k.width(p.dim);      // of the longest sequence, or more
+  if (p.shares > 1) shares = allocate(wave * p.shares * share * int64_t(sizeof(float)));
+  for (int64_t first = 0; first < int64_t(heads.size()); first += wave) {
+    std::vector<Task> tasks, sums;
+    const int64_t last = std::min(int64_t(heads.size()), first + wave);
+    for (int64_t h = first; h < last; h++) {
+      Task task = heads[size_t(h)];
+      const Length size = length(p, task.sequence);
+      float* partial = p.shares > 1 ? static_cast<float*>(shares.get()) + (h - first) * p.shares * share : nullptr;
+      const int64_t rows = group * size.queries, piece = pieces(pieces(size.keys, p.shares), 96) * 96;
+      for (int64_t i = 0; i < p.shares; i++) {
+        task.first = i * piece;
+        task.count = piece;
+        task.partial = partial ? partial + i * rows * k.width(p.dim) : nullptr;
+        tasks.push_back(task);
+      }
+      if (!partial) continue;
+      for (int64_t row = 0; row < rows; row += ROW_BLOCK)
+        sums.push_back({task.sequence, task.head, row, std::min(ROW_BLOCK, rows - row), partial});
+    }
+    run(tasks, k.backward_bytes(p), 2 * operations(p), [&](const Task& task, void* memory) { k.backward(p, task, memory); });
+    run(sums, 0, operations(p), [&](const Task& task, void*) { k.reduce(p, task); });
+  }
+}
+
+void run_bias(const Kernel& k, Problem& p) {
+  std::vector<Task> tasks;
+  const auto& shape = p.bias_shape;
+  const int64_t cut = shape[2] > 1 ? shape[2] : shape[3];      // its rows, or its columns if one row serves all
+  for (int64_t b = 0; b < shape[0]; b++)
+    for (int64_t h = 0; h < shape[1]; h++)
+      for (int64_t first = 0; first < cut; first += BIAS_BLOCK)
+        tasks.push_back({b, h, first, std::min(BIAS_BLOCK, cut - first), nullptr});
+  run(tasks, k.bias_bytes(p), operations(p), [&](const Task& task, void* memory) { k.bias(p, task, memory); });
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> attend_backward(
+    Tensor grad, Optional grad_statistics, Tensor query, Tensor key, Tensor value, Optional mask,
+    Optional row_gain, Optional row_shift, Optional seed, Optional query_offsets, Optional key_offsets,
+    int64_t activation, double scale, double gain, double shift, std::optional<int64_t> diagonal, double dropout,
+    bool bias) {
+  const Kernel& k = kernel();
+  Problem p = problem(query, key, value, mask, row_gain, row_shift, seed, query_offsets, key_offsets, activation, scale,
+                      gain, shift, diagonal, dropout);
+  p.grad_out = view(grad, "grad");
+  STD_TORCH_CHECK(p.grad_out.type == p.query.type && grad.size(0) == p.batch && grad.size(1) == p.heads &&
+                      grad.size(2) == p.queries && grad.size(3) == p.value_dim, "nomax: the gradient does not fit the output");
+  if (grad_statistics) {
+    STD_TORCH_CHECK(grad_statistics->is_contiguous() && grad_statistics->scalar_type() == ScalarType::Float &&
+                        grad_statistics->numel() == 2 * p.batch * p.heads * p.queries, "nomax: the rows' gradients do not fit");
+    p.grad_row_sum = static_cast<const float*>(grad_statistics->data_ptr());
+    p.grad_row_log = p.grad_row_sum + grad_statistics->numel() / 2;
+  }
+  Tensor grad_query = torch::stable::empty_like(query), grad_key = torch::stable::empty_like(key),
+         grad_value = torch::stable::empty_like(value);
+  p.grad_query = view(grad_query, "grad_query");
+  p.grad_key = view(grad_key, "grad_key");
+  p.grad_value = view(grad_value, "grad_value");
+  Tensor grad_bias = empty({0}, {0}, ScalarType::Float);
+  const bool work = p.batch && p.heads && p.queries && p.keys;
+  if (!work) torch::stable::zero_(grad_query);
+  if (!work || mask) {                        // hidden keys are never visited
+    torch::stable::zero_(grad_key);
+    torch::stable::zero_(grad_value);
+  }
+  if (bias) {
+    STD_TORCH_CHECK(mask && p.mask.type != Type::boolean, "nomax: only a float mask has a gradient");
+    for (int d = 0; d < 4; d++) p.bias_shape[d] = mask->size(d);
+    grad_bias = empty({p.bias_shape[0], p.bias_shape[1], p.bias_shape[2], p.bias_shape[3]}, {0, 1, 2, 3}, ScalarType::Float);
+    torch::stable::zero_(grad_bias);
+    p.grad_bias = static_cast<float*>(grad_bias.data_ptr());
+  }
+  if (work) {
+    run_backward(k, p, sequences(p, query_offsets));
+    if (bias) run_bias(k, p);
+  }
+  return {grad_query, grad_key, grad_value, grad_bias};
+}
+
+Tensor attend_linear(Tensor query, Tensor key, Tensor value, double factor) {
+  constexpr int64_t PIECE = 1024;
+  const Kernel& k = kernel();
+  Problem p;
+  set_shapes(p, query, key, value);
+  Tensor out = empty({p.batch, p.heads, p.queries, p.value_dim}, {0, 2, 1, 3}, query.scalar_type());
+  p.out = view(out, "out");
+  p.scale = float(factor);
+  if (!out.numel()) return out;
+  p.shares = std::max(int64_t(1), pieces(p.keys, PIECE));
+  const int64_t state = p.dim * k.width(p.value_dim), group = p.heads / p.key_heads;
+  Memory shares = allocate(p.batch * p.key_heads * p.shares * state * int64_t(sizeof(float)));
+  std::vector<Task> keys, queries;
+  float* partial = static_cast<float*>(shares.get());
+  for (int64_t b = 0; b < p.batch; b++)
+    for (int64_t head = 0; head < p.key_heads; head++, partial += p.shares * state) {
+      for (int64_t i = 0; i < p.shares; i++)
+        keys.push_back({b, head, i * PIECE, std::min(PIECE, p.keys - i * PIECE), partial + i * state});
+      for (int64_t h = head * group; h < (head + 1) * group; h++)
+        for (int64_t first = 0; first < p.queries; first += PIECE)
+          queries.push_back({b, h, first, std::min(PIECE, p.queries - first), partial});
+    }
+  const double each = 2.0 * p.batch * p.heads * (p.queries + p.keys) * p.dim * p.value_dim;
+  const int64_t bytes = k.linear_bytes(p);
+  run(keys, bytes, each, [&](const Task& task, void* memory) { k.linear_keys(p, task, memory); });
+  run(queries, bytes, each, [&](const Task& task, void* memory) { k.linear_queries(p, task, memory); });
+  return out;
+}
+
+}  // namespace
+}  // namespace nomax
+
+#define NOMAX_ARGUMENTS                                                                                              \
+  "Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? row_gain, Tensor? row_shift, Tensor? seed, "        \
+  "Tensor? query_offsets, Tensor? key_offsets, int activation, float scale, float gain, float shift, int? diagonal, " \
+  "float dropout"
+
+STABLE_TORCH_LIBRARY(nomax, m) {
+  m.def("attend(" NOMAX_ARGUMENTS ", bool rows) -> (Tensor, Tensor)");
+  // The same for when no gradient is wanted: it spares the Python that an autograd formula costs at every call.
+  m.def("attend_forward(" NOMAX_ARGUMENTS ", bool rows) -> (Tensor, Tensor)");
+  m.def("attend_backward(Tensor grad, Tensor? grad_statistics, " NOMAX_ARGUMENTS
+        ", bool bias) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def("attend_linear(Tensor query, Tensor key, Tensor value, float factor) -> Tensor");
+  m.def("isa() -> str");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(nomax, CPU, m) {
+  m.impl("attend", TORCH_BOX(&nomax::attend));
+  m.impl("attend_forward", TORCH_BOX(&nomax::attend));
+  m.impl("attend_backward", TORCH_BOX(&nomax::attend_backward));
+  m.impl("attend_linear", TORCH_BOX(&nomax::attend_linear));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(nomax, CompositeExplicitAutograd, m) { m.impl("isa", TORCH_BOX(&nomax::isa)); }

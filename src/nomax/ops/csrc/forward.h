@@ -1,0 +1,178 @@
+// o_i = c_i · Σ_j h(q_i·k_j·scale + bias_ij + shift_i) · v_j for a block of query rows, key block by key block.
+// The weights of six rows by one key block live in the first-level cache and nowhere else.
+#pragma once
+#include "activations.h"
+#include "memory.h"
+#include "rows.h"
+
+namespace nomax {
+namespace NOMAX_ISA {
+
+constexpr int64_t KEY_BLOCK = 128;
+
+template <class Element> struct ForwardMemory {
+  char* keys;
+  Row* rows;
+  Element *query, *key, *panels, *value, *weights;
+  float *scores, *bias, *sums, *row_sum, *row_log;
+
+  ForwardMemory(const Problem& p, Arena& arena) {
+    const int64_t count = least(ROW_BLOCK, p.queries * (p.heads / p.key_heads)), steps = elements<Element>(p.dim);
+    const int64_t block = least(KEY_BLOCK, round_up(p.keys, PANEL));
+    keys = arena.take<char>(p.mask.data ? Keys::bytes(p) : 0);
+    rows = arena.take<Row>(count);
+    query = arena.take<Element>(count * steps);
+    key = arena.take<Element>(block * steps);
+    panels = arena.take<Element>(block * steps);
+    value = arena.take<Element>(elements<Element>(block) * round_up(p.value_dim, W));
+    weights = arena.take<Element>(ROWS * KEY_BLOCK);
+    scores = arena.take<float>(ROWS * KEY_BLOCK);
+    bias = arena.take<float>(ROWS * KEY_BLOCK);
+    sums = arena.take<float>(count * round_up(p.value_dim, W));
+    row_sum = arena.take<float>(p.row_sum ? count * W : 0);
+    row_log = arena.take<float>(p.row_sum ? count * W : 0);
+  }
+};
+
+// The scores of one row and the kept keys [first, first + count) become weights.
+struct Weighing {
+  const Problem& p;
+  const Keys& keys;
+  Dropout dropout;
+  float scale;
+};
+
+template <class Element> struct Weigh {
+  template <class H> struct With {
+    static void call(const Weighing& w, const Row& row, int64_t first, int64_t count, const float* scores,
+                     const float* bias, Element* weights, float* row_sum, float* row_log) {
+      if (row.limit >= first + count && !bias && !row_sum && w.p.dropout == 0) {
+        for (int64_t j = 0; j < count; j += W) put_weights(weights, j, H::value(load(scores + j) * w.scale + row.shift));
+        return;
+      }
+      const int32_t limit = int32_t(least(row.limit, first + count));
+      Vec sum{}, log_sum{};
+      for (int64_t j = 0; j < count; j += W) {
+        Int visible = counting() + int32_t(first + j) < limit;
+        Vec x = load(scores + j) * w.scale + row.shift;
+        if (bias) {
+          Vec b = load(bias + j);
+          x += b;
+          visible &= b != HIDDEN;
+        }
+        Vec h = where(visible, H::value(x));
+        if (row_sum) {
+          sum += h;
+          log_sum += where(h > 0.0f, h * logarithm(h));
+        }
+        if (w.p.dropout > 0) h *= w.dropout.weights(row, w.keys.original(first + j));
+        put_weights(weights, j, h);
+      }
+      if (row_sum) {
+        store(row_sum, load(row_sum) + sum);
+        store(row_log, load(row_log) + log_sum);
+      }
+    }
+  };
+};
+
+template <class Element> static void forward_rows(const Problem& p, const Task& task, void* workspace) {
+  Arena arena{static_cast<char*>(workspace)};
+  ForwardMemory<Element> memory(p, arena);
+  const Sequence s = sequence(p, task.sequence);
+  const int64_t group = p.heads / p.key_heads, first_head = task.head * group;
+  const int64_t steps = elements<Element>(p.dim), width = round_up(p.value_dim, W);
+
+  const Keys keys(p, s, first_head, group, memory.keys);
+  int64_t reach = 0;
+  for (int64_t r = 0; r < task.count; r++) {
+    const int64_t of_group = task.first + r;
+    memory.rows[r] = row(p, s, first_head + of_group / s.queries, of_group % s.queries);
+    reach = most(reach, memory.rows[r].limit);
+  }
+  reach = least(reach, keys.count);
+
+  Operand<Element> query;
+  if (memory.rows[0].head == memory.rows[task.count - 1].head) {
+    query = left(source(p.query, s.batch, memory.rows[0].head, memory.rows[0].query), 0, task.count, p.dim, memory.query);
+  } else {
+    query = {memory.query, steps};
+    for (int64_t r = 0; r < task.count; r++) {
+      const Row& row = memory.rows[r];
+      Operand<Element> one = left(source(p.query, s.batch, row.head, row.query), 0, 1, p.dim, memory.query + r * steps);
+      if (one.data != memory.query + r * steps) memcpy(memory.query + r * steps, one.data, steps * sizeof(Element));
+    }
+  }
+
+  memset(memory.sums, 0, task.count * width * sizeof(float));
+  if (p.row_sum) {
+    memset(memory.row_sum, 0, task.count * W * sizeof(float));
+    memset(memory.row_log, 0, task.count * W * sizeof(float));
+  }
+
+  const Source key_source = source(p.key, s.batch, task.head, s.key, keys.index);
+  const Source value_source = source(p.value, s.batch, task.head, s.key, keys.index);
+  // relu(x·scale) = scale·relu(x): where nothing is added to the scores, the scale can wait for the finished row.
+  const bool nothing_added = p.shift == 0 && !p.row_shift.data && !keys.bias &&
+                             (!keys.mask_by_row || p.mask.type == Type::boolean);
+  const bool bare = p.activation == Activation::relu && p.scale > 0 && nothing_added && !p.row_sum;
+  const bool fused = bare && !keys.mask_by_row && p.dropout == 0;
+  const Weighing weighing{p, keys, Dropout(p), bare ? 1.0f : p.scale};
+  const auto weigh = with_activation<Weigh<Element>::template With>(p.activation);
+
+  for (int64_t k = 0; k < reach; k += KEY_BLOCK) {
+    const int64_t block = least(KEY_BLOCK, reach - k);
+    transposed(left(key_source, k, block, p.dim, memory.key), block, steps, memory.panels);
+    const Operand<Element> value = right(value_source, k, block, p.value_dim, memory.value);
+
+    for (int64_t i = 0; i < groups(task.count); i++) {
+      const int64_t r = group_start(task.count, i);
+      const int count = int(group_start(task.count, i + 1) - r);
+      const Row* rows = memory.rows + r;
+      int64_t near = reach, far = 0;
+      for (int i = 0; i < count; i++) {
+        near = least(near, rows[i].limit);
+        far = most(far, rows[i].limit);
+      }
+      const int64_t seen = least(block, far - k);
+      if (seen <= 0) continue;
+      if (keys.mask_by_row) {
+        bool any = false;
+        for (int i = 0; i < count; i++)
+          any |= read_bias(p.mask, at(p.mask, s.batch, rows[i].head, rows[i].query), k, seen, memory.bias + i * KEY_BLOCK);
+        if (!any) continue;
+      }
+      const Element* left_rows = query.data + r * query.stride;
+      constexpr int64_t weights_stride = KEY_BLOCK / Element::each;
+      if (fused && near - k >= seen) {
+        panel_products(count, seen, left_rows, query.stride, memory.panels, steps,
+                       PutRelu<Element>{memory.weights, weights_stride});
+      } else {
+        panel_products(count, seen, left_rows, query.stride, memory.panels, steps, Put{memory.scores, KEY_BLOCK});
+        for (int i = 0; i < count; i++)
+          weigh(weighing, rows[i], k, seen, memory.scores + i * KEY_BLOCK,
+                keys.mask_by_row ? memory.bias + i * KEY_BLOCK : keys.bias ? keys.bias + k : nullptr,
+                memory.weights + i * weights_stride, p.row_sum ? memory.row_sum + (r + i) * W : nullptr,
+                p.row_sum ? memory.row_log + (r + i) * W : nullptr);
+      }
+      if (Element::each == 2 && seen % 2)      // the pair that reaches past the last key
+        for (int i = 0; i < count; i++) reinterpret_cast<uint16_t*>(memory.weights + i * weights_stride)[seen] = 0;
+      add_product<false>(count, width, memory.weights, weights_stride, value.data, value.stride,
+                         elements<Element>(seen), memory.sums + r * width, width);
+    }
+  }
+
+  for (int64_t r = 0; r < task.count; r++) {
+    const Row& row = memory.rows[r];
+    write_row(memory.sums + r * width, row.gain * (bare ? p.scale : 1.0f), p.value_dim,
+              at(p.out, s.batch, row.head, row.query), p.out.type, 0, p.out.column);
+    if (p.row_sum) {
+      const int64_t place = (s.batch * p.heads + row.head) * p.queries + row.query;
+      p.row_sum[place] = total(load(memory.row_sum + r * W));
+      p.row_log[place] = total(load(memory.row_log + r * W));
+    }
+  }
+}
+
+}  // namespace NOMAX_ISA
+}  // namespace nomax

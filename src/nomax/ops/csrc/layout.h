@@ -1,0 +1,198 @@
+// From a strided tensor of any type to the layouts that the product reads. What already lies right is used in place.
+//
+//   left        [row][dim]              A of a product that sums over dim
+//   right       [row][dim]              B of a product that sums over rows; columns filled up with zeros to whole vectors
+//   transposed  [panel][dim][PANEL]     B of a product that sums over dim; PANEL rows to a panel
+//
+// With pairs, left holds two neighbouring columns in an element and right two neighbouring rows.
+#pragma once
+#include "tile.h"
+
+namespace nomax {
+namespace NOMAX_ISA {
+
+// The rows of one head of a tensor; `index`, if there, picks and orders them.
+struct Source {
+  const void* data;
+  Type type;
+  int64_t row, column;
+  const int32_t* index;
+
+  int64_t place(int64_t r) const { return (index ? index[r] : r) * row; }
+};
+
+NOMAX_INLINE int64_t type_size(Type type) { return type == Type::float32 ? 4 : type == Type::boolean ? 1 : 2; }
+
+NOMAX_INLINE void* at(const View& view, int64_t batch, int64_t head, int64_t row) {
+  int64_t place = batch * view.batch + head * view.head + row * view.row;
+  return static_cast<char*>(view.data) + place * type_size(view.type);
+}
+
+NOMAX_INLINE Source source(const View& view, int64_t batch, int64_t head, int64_t row, const int32_t* index = nullptr) {
+  return {at(view, batch, head, row), view.type, view.row, view.column, index};
+}
+
+NOMAX_INLINE float number(const void* data, Type type, int64_t place) {
+  switch (type) {
+    case Type::float32: return static_cast<const float*>(data)[place];
+    case Type::bfloat16: return from_bfloat16(static_cast<const uint16_t*>(data)[place]);
+    case Type::float16: return from_float16(static_cast<const uint16_t*>(data)[place]);
+    case Type::boolean: return static_cast<const uint8_t*>(data)[place] ? 1.0f : 0.0f;
+  }
+  return 0;
+}
+
+// `count` numbers from memory to floats.
+static void read_row(const void* data, Type type, int64_t place, int64_t stride, int64_t count, float* to) {
+  int64_t c = 0;
+  if (stride == 1 && type == Type::float32) {
+    const float* from = static_cast<const float*>(data) + place;
+    for (; c + W <= count; c += W) store(to + c, load(from + c));
+  } else if (stride == 1 && type == Type::bfloat16) {
+    const uint16_t* from = static_cast<const uint16_t*>(data) + place;
+    for (; c + W <= count; c += W) store(to + c, load_bfloat16(from + c));
+#if defined(__F16C__)
+  } else if (stride == 1 && type == Type::float16) {
+    const uint16_t* from = static_cast<const uint16_t*>(data) + place;
+    for (; c + 8 <= count; c += 8)
+      _mm256_storeu_ps(to + c, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + c))));
+#endif
+  }
+  for (; c < count; c++) to[c] = number(data, type, place + c * stride);
+}
+
+// `count` floats, times a factor, to memory.
+static void write_row(const float* from, float factor, int64_t count, void* data, Type type, int64_t place,
+                      int64_t stride) {
+  int64_t c = 0;
+  if (type == Type::float32) {
+    float* to = static_cast<float*>(data) + place;
+    if (stride == 1)
+      for (; c + W <= count; c += W) store(to + c, load(from + c) * factor);
+    for (; c < count; c++) to[c * stride] = from[c] * factor;
+  } else if (type == Type::bfloat16) {
+    uint16_t* to = static_cast<uint16_t*>(data) + place;
+    if (stride == 1)
+      for (; c + W <= count; c += W) store_bfloat16(to + c, load(from + c) * factor);
+    for (; c < count; c++) to[c * stride] = to_bfloat16(from[c] * factor);
+  } else {
+    uint16_t* to = static_cast<uint16_t*>(data) + place;
+#if defined(__F16C__)
+    if (stride == 1)
+      for (; c + 8 <= count; c += 8)
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(to + c),
+                         _mm256_cvtps_ph(_mm256_mul_ps(_mm256_loadu_ps(from + c), _mm256_set1_ps(factor)),
+                                         _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#endif
+    for (; c < count; c++) to[c * stride] = to_float16(from[c] * factor);
+  }
+}
+
+template <class Element> struct Operand {
+  const Element* data;
+  int64_t stride;
+};
+
+template <class Element> NOMAX_INLINE int64_t elements(int64_t numbers) {
+  return (numbers + Element::each - 1) / Element::each;
+}
+
+// Rows [first, first + count) as the left operand. The buffer holds count · elements(dim).
+static Operand<Float> left(const Source& from, int64_t first, int64_t count, int64_t dim, Float* buffer) {
+  if (from.type == Type::float32 && from.column == 1 && !from.index)
+    return {static_cast<const Float*>(from.data) + first * from.row, from.row};
+  for (int64_t r = 0; r < count; r++)
+    read_row(from.data, from.type, from.place(first + r), from.column, dim, &buffer[r * dim].x);
+  return {buffer, dim};
+}
+
+[[maybe_unused]] static Operand<Pair> left(const Source& from, int64_t first, int64_t count, int64_t dim, Pair* buffer) {
+  const int64_t stride = elements<Pair>(dim);
+  const uint16_t* data = static_cast<const uint16_t*>(from.data);
+  if (from.column == 1 && !from.index && dim % 2 == 0 && from.row % 2 == 0 && reinterpret_cast<uintptr_t>(data) % 4 == 0)
+    return {reinterpret_cast<const Pair*>(data + first * from.row), from.row / 2};
+  for (int64_t r = 0; r < count; r++) {
+    const uint16_t* row = data + from.place(first + r);
+    uint16_t* to = reinterpret_cast<uint16_t*>(buffer + r * stride);
+    for (int64_t c = 0; c < dim; c++) to[c] = row[c * from.column];
+    if (dim % 2) to[dim] = 0;
+  }
+  return {buffer, stride};
+}
+
+// Rows [first, first + count) as the right operand. The buffer holds elements(count) · round_up(dim, W).
+static Operand<Float> right(const Source& from, int64_t first, int64_t count, int64_t dim, Float* buffer) {
+  if (from.type == Type::float32 && from.column == 1 && !from.index && dim % W == 0)
+    return {static_cast<const Float*>(from.data) + first * from.row, from.row};
+  const int64_t stride = round_up(dim, W);
+  for (int64_t r = 0; r < count; r++) {
+    float* to = &buffer[r * stride].x;
+    read_row(from.data, from.type, from.place(first + r), from.column, dim, to);
+    for (int64_t c = dim; c < stride; c++) to[c] = 0;
+  }
+  return {buffer, stride};
+}
+
+[[maybe_unused]] static Operand<Pair> right(const Source& from, int64_t first, int64_t count, int64_t dim, Pair* buffer) {
+  const int64_t stride = round_up(dim, W);
+  const uint16_t* data = static_cast<const uint16_t*>(from.data);
+  for (int64_t r = 0; r < count; r += 2) {
+    const uint16_t* low = data + from.place(first + r);
+    const uint16_t* high = r + 1 < count ? data + from.place(first + r + 1) : nullptr;
+    Pair* to = buffer + r / 2 * stride;
+    int64_t c = 0;
+    if (from.column == 1 && high)
+      for (; c + W <= dim; c += W) {
+        Bits x = (Bits)load_bfloat16(low + c) >> 16, y = (Bits)load_bfloat16(high + c);
+        store(reinterpret_cast<float*>(to + c), (Vec)(x | y));
+      }
+    for (; c < dim; c++)
+      to[c].x = low[c * from.column] | (high ? uint32_t(high[c * from.column]) << 16 : 0);
+    for (; c < stride; c++) to[c].x = 0;
+  }
+  return {buffer, stride};
+}
+
+// A W x W block in registers: rows become columns by swapping ever larger halves.
+template <int Half> NOMAX_INLINE void swap_halves(Vec (&x)[W]) {
+  Int low, high;
+  for (int e = 0; e < W; e++) {
+    low[e] = e & Half ? e - Half + W : e;
+    high[e] = e & Half ? e + W : e + Half;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < W; r++) {
+    if (r & Half) continue;
+    Vec a = x[r], b = x[r + Half];
+    x[r] = __builtin_shuffle(a, b, low);
+    x[r + Half] = __builtin_shuffle(a, b, high);
+  }
+  if constexpr (Half > 1) swap_halves<Half / 2>(x);
+}
+
+NOMAX_INLINE void transpose_block(Vec (&x)[W]) { swap_halves<W / 2>(x); }
+
+// Left operand rows as panels; the last one's missing rows are zero up to a whole vector.
+// The buffer holds round_up(count, PANEL) · steps.
+template <class Element>
+static void transposed(const Operand<Element>& rows, int64_t count, int64_t steps, Element* panels) {
+  for (int64_t first = 0; first < count; first += W) {
+    const float* from = reinterpret_cast<const float*>(rows.data + first * rows.stride);
+    float* to = reinterpret_cast<float*>(panels + first / PANEL * PANEL * steps + first % PANEL);
+    const int64_t present = least(W, count - first);
+    int64_t t = 0;
+    for (; t + W <= steps; t += W) {
+      Vec block[W];
+#pragma GCC unroll 16
+      for (int r = 0; r < W; r++) block[r] = r < present ? load(from + r * rows.stride + t) : Vec{};
+      transpose_block(block);
+#pragma GCC unroll 16
+      for (int e = 0; e < W; e++) store(to + (t + e) * PANEL, block[e]);
+    }
+    for (; t < steps; t++)
+      for (int r = 0; r < W; r++) to[t * PANEL + r] = r < present ? from[r * rows.stride + t] : 0.0f;
+  }
+}
+
+}  // namespace NOMAX_ISA
+}  // namespace nomax

@@ -1,0 +1,71 @@
+// One call of the operation as plain numbers and pointers: what the binding fills in and every kernel reads.
+// No torch header and no C++ library code here, so that a kernel can be compiled for any instruction set alone.
+#pragma once
+#include <cstdint>
+
+namespace nomax {
+
+enum class Type : int32_t { float32, bfloat16, float16, boolean };
+enum class Activation : int32_t { relu, relu2, gelu, softplus, identity, relu6, sigmoid, silu, cube };
+
+// A tensor seen as [batch, head, row, column]; strides count elements, and a broadcast dimension has stride 0.
+struct View {
+  void* data = nullptr;
+  Type type = Type::float32;
+  int64_t batch = 0, head = 0, row = 0, column = 0;
+};
+
+struct Problem {
+  int64_t batch, heads, key_heads, queries, keys, dim, value_dim;  // queries, keys: totals when sequences are packed
+  const int64_t* query_offsets = nullptr;  // packed sequences: sequence b is rows [offsets[b], offsets[b + 1])
+  const int64_t* key_offsets = nullptr;
+
+  Activation activation = Activation::relu;
+  float scale = 1, gain = 1, shift = 0;
+  bool causal = false;
+  int64_t diagonal = 0;                    // if causal: query i sees key j when j <= i + diagonal
+  float dropout = 0;
+  uint64_t seed = 0;
+
+  View query, key, value, mask, row_gain, row_shift;          // inputs
+  View out;                                                   // forward
+  float* row_sum = nullptr;                                   // [batch, heads, queries], or null
+  float* row_log = nullptr;
+  View grad_out;                                              // backward
+  const float* grad_row_sum = nullptr;
+  const float* grad_row_log = nullptr;
+  View grad_query, grad_key, grad_value;
+  float* grad_bias = nullptr;                                 // contiguous, in the mask's own (un-expanded) shape
+  int64_t bias_shape[4] = {0, 0, 0, 0};
+  int64_t shares = 1;                                         // in how many tasks the keys of one head are cut
+};
+
+constexpr int64_t ROW_BLOCK = 512;     // the most rows that a forward task takes
+constexpr int64_t BIAS_BLOCK = 48;     // rows, or keys, of a task of the bias gradient
+
+// A piece of work that one thread does alone. Its result never depends on how many threads there are.
+struct Task {
+  int64_t sequence, head;      // head: of the keys (forward, backward), or of the bias (bias gradient)
+  int64_t first, count;        // rows of the group's queries (forward), or keys (backward)
+  float* partial;              // backward: where this task sums its share of the query gradient
+};
+
+// The entry points of one instruction set.
+struct Kernel {
+  const char* name;
+  int64_t (*width)(int64_t columns);      // rounded up to whole vectors: the row stride of every partial sum
+  int64_t (*forward_bytes)(const Problem&);
+  void (*forward)(const Problem&, const Task&, void* workspace);
+  int64_t (*backward_bytes)(const Problem&);
+  void (*backward)(const Problem&, const Task&, void* workspace);
+  void (*reduce)(const Problem&, const Task&);                      // adds the shares of a query gradient, in order
+  int64_t (*bias_bytes)(const Problem&);
+  void (*bias)(const Problem&, const Task&, void* workspace);
+  int64_t (*linear_bytes)(const Problem&);
+  void (*linear_keys)(const Problem&, const Task&, void* workspace);
+  void (*linear_queries)(const Problem&, const Task&, void* workspace);
+};
+
+extern const Kernel kernel_portable, kernel_avx2, kernel_avx512, kernel_avx512_bf16;
+
+}  // namespace nomax

@@ -1,0 +1,145 @@
+// What each query row knows before the keys come: how far it sees, its shift and factor, its mask, its coins; and which
+// keys are worth visiting at all.
+#pragma once
+#include "layout.h"
+
+namespace nomax {
+namespace NOMAX_ISA {
+
+constexpr float HIDDEN = -__builtin_inff();      // the bias of a key that may not be seen
+
+struct Row {
+  int64_t head, query, position;       // query: row of the tensor; position: row within its sequence
+  int64_t limit;                       // sees keys before this one
+  float shift, gain;
+  uint32_t coin, second_coin;
+};
+
+struct Sequence {
+  int64_t batch, index;                // of the tensors; of the sequence (they differ when sequences are packed)
+  int64_t query, queries, key, keys;   // first row and number of rows
+};
+
+NOMAX_INLINE Sequence sequence(const Problem& p, int64_t index) {
+  if (!p.query_offsets) return {index, index, 0, p.queries, 0, p.keys};
+  int64_t q = p.query_offsets[index], k = p.key_offsets[index];
+  return {0, index, q, p.query_offsets[index + 1] - q, k, p.key_offsets[index + 1] - k};
+}
+
+NOMAX_INLINE uint32_t mix(uint32_t x) {
+  x ^= x >> 16; x *= 0x7feb352du; x ^= x >> 15; x *= 0x846ca68bu; x ^= x >> 16;
+  return x;
+}
+
+NOMAX_INLINE Bits mix(Bits x) {
+  x ^= x >> 16; x *= 0x7feb352du; x ^= x >> 15; x *= 0x846ca68bu; x ^= x >> 16;
+  return x;
+}
+
+NOMAX_INLINE Row row(const Problem& p, const Sequence& s, int64_t head, int64_t position) {
+  Row r;
+  r.head = head;
+  r.position = position;
+  r.query = s.query + position;
+  r.limit = p.causal ? most(0, least(s.keys, position + p.diagonal + 1)) : s.keys;
+  r.gain = p.row_gain.data ? *static_cast<float*>(at(p.row_gain, s.batch, head, r.query)) : p.gain;
+  r.shift = p.row_shift.data ? *static_cast<float*>(at(p.row_shift, s.batch, head, r.query)) : p.shift;
+  r.coin = r.second_coin = 0;
+  if (p.dropout > 0) {
+    r.coin = mix(mix(mix(uint32_t(p.seed)) ^ uint32_t(p.seed >> 32)) ^ uint32_t(s.index * p.heads + head));
+    r.coin = mix(r.coin ^ uint32_t(position));
+    r.second_coin = mix(r.coin ^ 0x9e3779b9u);
+  }
+  return r;
+}
+
+// 1/(1-p) where the coin says keep, 0 elsewhere.
+struct Dropout {
+  uint32_t threshold;
+  float factor;
+
+  explicit Dropout(const Problem& p) {
+    double bound = p.dropout * 4294967296.0 + 0.5;
+    threshold = bound >= 4294967295.0 ? 0xffffffffu : uint32_t(bound);
+    factor = p.dropout < 1 ? 1 / (1 - p.dropout) : 0;
+  }
+
+  Vec weights(const Row& r, Int key) const {
+    Bits bits = mix(mix((Bits)key ^ r.coin) + r.second_coin);
+    return where(bits >= threshold, all(factor));
+  }
+};
+
+NOMAX_INLINE bool hides(const View& mask, float value) {
+  switch (mask.type) {
+    case Type::boolean: return value == 0;
+    case Type::float32: return value <= -3.40282347e38f;
+    case Type::bfloat16: return value <= -3.38953139e38f;
+    case Type::float16: return value <= -65504.0f;
+  }
+  return false;
+}
+
+// The mask of one row as numbers to add to the scores, HIDDEN where there is nothing to see. True if anything is visible.
+static bool read_bias(const View& mask, const void* data, int64_t first, int64_t count, float* bias) {
+  read_row(data, mask.type, first * mask.column, mask.column, count, bias);
+  bool visible = false;
+  for (int64_t j = 0; j < count; j++) {
+    bool hidden = hides(mask, bias[j]);
+    bias[j] = hidden ? HIDDEN : mask.type == Type::boolean ? 0.0f : bias[j];
+    visible |= !hidden;
+  }
+  return visible;
+}
+
+// The keys that a whole head of queries sees. Where the mask is the same for every query (padding), only the visible keys
+// are kept, so hidden ones cost nothing and the result is that of the shorter sequence, to the bit.
+struct Keys {
+  int64_t count;
+  const int32_t* index;       // null: keys 0 .. count-1
+  const float* bias;          // of the kept keys, or null
+  bool mask_by_row;           // the mask differs between queries: it is read tile by tile
+
+  static int64_t bytes(const Problem& p) { return round_up(p.keys * 4, 64) + round_up((p.keys + PANEL) * 4, 64); }
+
+  Keys(const Problem& p, const Sequence& s, int64_t head, int64_t group, char* memory)
+      : count(s.keys), index(nullptr), bias(nullptr), mask_by_row(false) {
+    if (!p.mask.data) return;
+    mask_by_row = p.mask.row != 0 || (group > 1 && p.mask.head != 0);
+    if (mask_by_row) return;
+    int32_t* kept = reinterpret_cast<int32_t*>(memory);
+    float* values = reinterpret_cast<float*>(memory + round_up(p.keys * 4, 64));
+    read_bias(p.mask, at(p.mask, s.batch, head, 0), 0, s.keys, values);
+    bool plain = true;
+    count = 0;
+    for (int64_t j = 0; j < s.keys; j++) {
+      if (values[j] == HIDDEN) continue;
+      plain &= values[j] == 0;
+      values[count] = values[j];
+      kept[count++] = int32_t(j);
+    }
+    if (count < s.keys) index = kept;
+    if (!plain) bias = values;
+  }
+
+  int64_t place(int64_t kept) const { return index ? index[kept] : kept; }
+
+  // How many kept keys stand before a place.
+  int64_t first_at(int64_t place) const {
+    if (!index) return least(place, count);
+    int64_t kept = 0;
+    while (kept < count && index[kept] < place) kept++;
+    return kept;
+  }
+
+  // The places in the sequence of the kept keys first, first + 1, ...: what the coins are thrown for.
+  Int original(int64_t first) const {
+    Int places = counting() + int32_t(first);
+    if (index)
+      for (int i = 0; i < W; i++) places[i] = first + i < count ? index[first + i] : 0;
+    return places;
+  }
+};
+
+}  // namespace NOMAX_ISA
+}  // namespace nomax

@@ -1,0 +1,176 @@
+// The one product that everything is made of, and the layouts that it reads.
+//
+//   C[r][n] = Σ_t A(r, t) · B[t][n]        r < R rows, n < N vectors, t < steps
+//
+// A is broadcast one element at a time, B is read in whole vectors, C stays in registers. An element is four bytes: a
+// float, or two neighbouring bfloat16 of the summed dimension (then steps counts pairs and one instruction does both).
+// For each output number the order of the sum is the order of t, whatever R, N and the position in the batch: this is
+// why a row's result does not depend on its company. Sums over a head's dimensions are cut into chunks that are added up
+// afterwards, which halves their rounding error.
+#pragma once
+#include "problem.h"
+#include "vector.h"
+
+namespace nomax {
+namespace NOMAX_ISA {
+
+NOMAX_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+NOMAX_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+NOMAX_INLINE int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+
+struct Float {
+  static constexpr int each = 1;        // how many numbers of the summed dimension one element holds
+  float x;
+};
+
+struct Pair {
+  static constexpr int each = 2;
+  uint32_t x;
+};
+
+NOMAX_INLINE void multiply_add(Vec& sum, Float a, const Float* b) { sum += all(a.x) * load(&b->x); }
+
+NOMAX_INLINE void multiply_add(Vec& sum, Pair a, const Pair* b) {
+#if defined(__AVX512BF16__)
+  sum = (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(int(a.x)), (__m512bh)_mm512_loadu_si512(b));
+#else
+  Bits y = (Bits)load(reinterpret_cast<const float*>(b));
+  sum += all(__builtin_bit_cast(float, a.x & 0xffff0000u)) * (Vec)(y & 0xffff0000u);
+  sum += all(__builtin_bit_cast(float, a.x << 16)) * (Vec)(y << 16);
+#endif
+}
+
+constexpr int64_t CHUNK = 32;
+
+// What becomes of the sums of a tile.
+struct Put {                            // c = sums
+  static constexpr bool chunked = true;
+  float* c; int64_t stride;
+  void next_panel() { c += PANEL; }
+  NOMAX_INLINE void one(const Put& to, int r, int n, Vec x) { store(to.c + r * to.stride + n * W, x); }
+};
+
+struct Add {                            // c += sums
+  static constexpr bool chunked = false;
+  float* c; int64_t stride;
+  NOMAX_INLINE void one(const Add& to, int r, int n, Vec x) {
+    float* place = to.c + r * to.stride + n * W;
+    store(place, load(place) + x);
+  }
+};
+
+NOMAX_INLINE void put_weights(Float* row, int64_t column, Vec x) { store(&row[column].x, x); }
+NOMAX_INLINE void put_weights(Pair* row, int64_t column, Vec x) {
+  store_bfloat16(reinterpret_cast<uint16_t*>(row) + column, x);
+}
+
+template <class Element> struct PutRelu {      // c = relu(sums), ready to be the A of the next product
+  static constexpr bool chunked = Element::each == 1;      // bfloat16 has rounded the terms more than any sum can
+  Element* c; int64_t stride;
+  void next_panel() { c += PANEL / Element::each; }
+  NOMAX_INLINE void one(const PutRelu& to, int r, int n, Vec x) {
+    put_weights(to.c + r * to.stride, n * W, at_least(0, x));
+  }
+};
+
+// A is [rows][stride], or [steps][stride] when Transposed.
+template <int R, int N, bool Transposed, class Element, class Finish>
+static inline __attribute__((always_inline)) void tile(const Element* a, int64_t a_stride, const Element* b,
+                                                       int64_t b_stride, int64_t steps, const Finish& finish) {
+  Vec sum[R][N] = {};
+  auto add_up = [&](int64_t from, int64_t to) __attribute__((always_inline)) {
+    for (int64_t t = from; t < to; t++, b += b_stride) {
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) {
+        const Element x = Transposed ? a[t * a_stride + r] : a[r * a_stride + t];
+#pragma GCC unroll 8
+        for (int n = 0; n < N; n++) multiply_add(sum[r][n], x, b + n * W);
+      }
+    }
+  };
+  int64_t done = 0;
+  if constexpr (Finish::chunked) {
+    if (steps > CHUNK) {
+      alignas(64) float earlier[R * N * W];
+      for (; done + CHUNK < steps; done += CHUNK) {
+        add_up(done, done + CHUNK);
+#pragma GCC unroll 32
+        for (int i = 0; i < R * N; i++) {
+          store(earlier + i * W, done ? load(earlier + i * W) + sum[i / N][i % N] : sum[i / N][i % N]);
+          sum[i / N][i % N] = Vec{};
+        }
+      }
+      add_up(done, steps);
+#pragma GCC unroll 32
+      for (int i = 0; i < R * N; i++) sum[i / N][i % N] += load(earlier + i * W);
+      done = steps;
+    }
+  }
+  add_up(done, steps);
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+    for (int n = 0; n < N; n++) Finish::one(finish, r, n, sum[r][n]);
+}
+
+template <int R, bool Transposed, class Element, class Finish>
+static void tile_of_rows(int wide, const Element* a, int64_t a_stride, const Element* b, int64_t b_stride,
+                         int64_t steps, const Finish& finish) {
+  switch (wide) {
+    case 1: return tile<R, 1, Transposed>(a, a_stride, b, b_stride, steps, finish);
+    case 2: return tile<R, 2, Transposed>(a, a_stride, b, b_stride, steps, finish);
+#if defined(__AVX512F__) || defined(NOMAX_EMULATE)
+    case 3: return tile<R, 3, Transposed>(a, a_stride, b, b_stride, steps, finish);
+    case 4: return tile<R, 4, Transposed>(a, a_stride, b, b_stride, steps, finish);
+#endif
+  }
+}
+
+// A tile of `rows` (1 to ROWS) rows and `wide` (1 to WIDE) vectors.
+template <bool Transposed, class Element, class Finish>
+NOMAX_INLINE void product(int rows, int wide, const Element* a, int64_t a_stride, const Element* b, int64_t b_stride,
+                          int64_t steps, const Finish& finish) {
+  switch (rows) {
+    case 1: return tile_of_rows<1, Transposed>(wide, a, a_stride, b, b_stride, steps, finish);
+    case 2: return tile_of_rows<2, Transposed>(wide, a, a_stride, b, b_stride, steps, finish);
+    case 3: return tile_of_rows<3, Transposed>(wide, a, a_stride, b, b_stride, steps, finish);
+    case 4: return tile_of_rows<4, Transposed>(wide, a, a_stride, b, b_stride, steps, finish);
+    case 5: return tile_of_rows<5, Transposed>(wide, a, a_stride, b, b_stride, steps, finish);
+    case 6: return tile_of_rows<6, Transposed>(wide, a, a_stride, b, b_stride, steps, finish);
+  }
+}
+
+// Rows go through the tiles in groups of nearly equal size, since a group of one or two cannot fill the pipelines:
+// the i-th of the groups of `rows` begins at row group_start(rows, i).
+NOMAX_INLINE int64_t groups(int64_t rows) { return (rows + ROWS - 1) / ROWS; }
+NOMAX_INLINE int64_t group_start(int64_t rows, int64_t i) {
+  const int64_t count = groups(rows), size = rows / count, larger = rows % count;
+  return i * size + least(i, larger);
+}
+
+// C[rows][columns] += A·B for any number of rows and columns (a multiple of W).
+template <bool Transposed, class Element>
+static void add_product(int64_t rows, int64_t columns, const Element* a, int64_t a_stride, const Element* b,
+                        int64_t b_stride, int64_t steps, float* c, int64_t c_stride) {
+  for (int64_t i = 0; i < groups(rows); i++) {
+    const int64_t r = group_start(rows, i), count = group_start(rows, i + 1) - r;
+    const Element* left = a + (Transposed ? r : r * a_stride);
+    for (int64_t n = 0; n < columns; n += PANEL)
+      product<Transposed>(int(count), int(least(WIDE, (columns - n) / W)), left, a_stride, b + n, b_stride, steps,
+                          Add{c + r * c_stride + n, c_stride});
+  }
+}
+
+// C[rows][keys] = A·B where B is in panels (see `transposed`).
+template <class Element, class Finish>
+NOMAX_INLINE void panel_products(int rows, int64_t keys, const Element* a, int64_t a_stride, const Element* panels,
+                                 int64_t steps, Finish finish) {
+  for (int64_t n = 0; n < keys; n += PANEL) {
+    product<false>(rows, int(least(WIDE, (keys - n + W - 1) / W)), a, a_stride, panels + n * steps, int64_t(PANEL),
+                   steps, finish);
+    finish.next_panel();
+  }
+}
+
+}  // namespace NOMAX_ISA
+}  // namespace nomax

@@ -1,0 +1,147 @@
+// Vectors of W floats, written with the compiler's own vector types, and the few functions of them that we need.
+// One source serves every instruction set: the width below is the only thing that changes.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX512BF16__) || defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#define NOMAX_INLINE static inline __attribute__((always_inline))
+
+namespace nomax {
+namespace NOMAX_ISA {
+
+#if defined(__AVX512F__) || defined(NOMAX_EMULATE)
+constexpr int W = 16, WIDE = 4;     // 32 registers: 6 rows x 4 vectors of sums
+#elif defined(__AVX2__)
+constexpr int W = 8, WIDE = 2;      // 16 registers: 6 rows x 2 vectors
+#else
+constexpr int W = 4, WIDE = 2;
+#endif
+constexpr int ROWS = 6;
+constexpr int PANEL = W * WIDE;     // how many columns one tile is wide
+
+typedef float Vec __attribute__((vector_size(4 * W)));
+typedef int32_t Int __attribute__((vector_size(4 * W)));
+typedef uint32_t Bits __attribute__((vector_size(4 * W)));
+typedef uint16_t Half __attribute__((vector_size(2 * W)));
+typedef float Loose __attribute__((vector_size(4 * W), aligned(4), may_alias));
+typedef uint16_t LooseHalf __attribute__((vector_size(2 * W), aligned(2), may_alias));
+
+NOMAX_INLINE Vec load(const float* p) { return *reinterpret_cast<const Loose*>(p); }
+NOMAX_INLINE void store(float* p, Vec x) { *reinterpret_cast<Loose*>(p) = x; }
+NOMAX_INLINE Vec all(float x) { return x - Vec{}; }      // exact for every x, and so a plain broadcast
+NOMAX_INLINE Vec choose(Int condition, Vec yes, Vec no) { return (Vec)((condition & (Int)yes) | (~condition & (Int)no)); }
+NOMAX_INLINE Vec where(Int condition, Vec yes) { return (Vec)(condition & (Int)yes); }
+// The bound stands first: a NaN in x comes through, as torch has it.
+NOMAX_INLINE Vec at_least(float bound, Vec x) { Vec b = all(bound); return b > x ? b : x; }
+NOMAX_INLINE Vec at_most(float bound, Vec x) { Vec b = all(bound); return b < x ? b : x; }
+NOMAX_INLINE Vec magnitude(Vec x) { return (Vec)((Bits)x & 0x7fffffffu); }
+
+NOMAX_INLINE Int counting() {
+  Int x;
+  for (int i = 0; i < W; i++) x[i] = i;
+  return x;
+}
+
+NOMAX_INLINE float total(Vec x) {
+  float sum = 0;
+  for (int i = 0; i < W; i++) sum += x[i];
+  return sum;
+}
+
+// ---- half precision ---------------------------------------------------------------------------------------------
+NOMAX_INLINE float from_bfloat16(uint16_t x) { return __builtin_bit_cast(float, uint32_t(x) << 16); }
+
+NOMAX_INLINE uint16_t to_bfloat16(float x) {
+  uint32_t bits = __builtin_bit_cast(uint32_t, x);
+  if (x != x) return 0x7fc0;
+  return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+NOMAX_INLINE Vec load_bfloat16(const uint16_t* p) {
+  Half half = *reinterpret_cast<const LooseHalf*>(p);
+  return (Vec)(__builtin_convertvector(half, Bits) << 16);
+}
+
+// The sixteen upper bits, rounded to nearest even, left in place: the lower half of each lane is zero.
+NOMAX_INLINE Bits rounded_bfloat16(Vec x) {
+  Bits bits = (Bits)x;
+  Bits even = (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;
+  Int nan = x != x;
+  return ((Bits)nan & 0x7fc00000u) | (~(Bits)nan & even);
+}
+
+NOMAX_INLINE void store_bfloat16(uint16_t* p, Vec x) {
+  *reinterpret_cast<LooseHalf*>(p) = __builtin_convertvector(rounded_bfloat16(x) >> 16, Half);
+}
+
+NOMAX_INLINE float from_float16(uint16_t x) {
+  uint32_t sign = uint32_t(x & 0x8000) << 16, exponent = x >> 10 & 31, fraction = x & 1023;
+  if (exponent == 31) return __builtin_bit_cast(float, sign | 0x7f800000 | fraction << 13);
+  if (exponent) return __builtin_bit_cast(float, sign | (exponent + 112) << 23 | fraction << 13);
+  float tiny = float(fraction) * 0x1p-24f;
+  return sign ? -tiny : tiny;
+}
+
+NOMAX_INLINE uint16_t to_float16(float x) {
+  uint32_t bits = __builtin_bit_cast(uint32_t, x), sign = bits >> 16 & 0x8000;
+  bits &= 0x7fffffff;
+  if (bits > 0x7f800000) return uint16_t(sign | 0x7e00);
+  if (bits >= 0x477ff000) return uint16_t(sign | 0x7c00);                       // rounds to infinity
+  if (bits < 0x38800000) {                                                      // subnormal: let the adder round
+    float shifted = __builtin_bit_cast(float, bits) + 0.5f;
+    return uint16_t(sign | (__builtin_bit_cast(uint32_t, shifted) - 0x3f000000));
+  }
+  return uint16_t(sign | ((bits + 0xfff + (bits >> 13 & 1)) - 0x38000000) >> 13);
+}
+
+// ---- elementary functions, to about two units in the last place -----------------------------------------------------
+NOMAX_INLINE Vec power_of_two(Vec whole) { return (Vec)(__builtin_convertvector(whole + 127.0f, Int) << 23); }
+
+NOMAX_INLINE Vec nearest(Vec x) {
+  const float shifter = 0x1.8p23f;      // adding it leaves no room for a fraction
+  return (x + shifter) - shifter;
+}
+
+NOMAX_INLINE Vec exponential(Vec x) {
+  x = at_most(88.0f, at_least(-87.0f, x));
+  Vec n = nearest(x * 1.44269504f);
+  Vec r = x - n * 0.693145752f;         // ln 2 in two parts: the first times n is exact
+  r = r - n * 1.42860677e-6f;
+  Vec sum = all(1.0f / 5040);           // the Taylor series: |r| <= ln(2)/2, so its next term is below 6e-9
+  sum = sum * r + 1.0f / 720;
+  sum = sum * r + 1.0f / 120;
+  sum = sum * r + 1.0f / 24;
+  sum = sum * r + 1.0f / 6;
+  sum = sum * r + 0.5f;
+  sum = sum * r + 1.0f;
+  sum = sum * r + 1.0f;
+  return sum * power_of_two(n);
+}
+
+// For positive, finite x.
+NOMAX_INLINE Vec logarithm(Vec x) {
+  Int tiny = x < 0x1p-126f;
+  x = choose(tiny, x * 0x1p24f, x);
+  Int bits = (Int)x;
+  Int exponent = (bits - 0x3f3504f3) >> 23;               // so that the mantissa lies in [sqrt(1/2), sqrt(2))
+  Vec mantissa = (Vec)(bits - (exponent << 23));
+  Vec n = __builtin_convertvector(exponent, Vec) - where(tiny, all(24.0f));
+  Vec s = (mantissa - 1.0f) / (mantissa + 1.0f), z = s * s;        // log m = 2 artanh s
+  Vec series = all(2.0f / 9);
+  series = series * z + 2.0f / 7;
+  series = series * z + 2.0f / 5;
+  series = series * z + 2.0f / 3;
+  return n * 0.693145752f + (n * 1.42860677e-6f + (s * z * series + s * 2.0f));
+}
+
+// log(1 + x) for 0 <= x <= 1; the second term restores what 1 + x rounds away.
+NOMAX_INLINE Vec logarithm_of_one_plus(Vec x) {
+  Vec u = x + 1.0f;
+  return logarithm(u) + (x - (u - 1.0f)) / u;
+}
+
+}  // namespace NOMAX_ISA
+}  // namespace nomax

@@ -1,0 +1,26 @@
+import pytest
+import torch
+
+from nomax.ops import cpu
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory():
+    """Tensors made by torch.empty hold NaN, so that reading what was never written shows."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(params=["best", "portable"])
+def instruction_set(request, monkeypatch):
+    """The best instruction set of this machine, and the portable one."""
+    if request.param == "portable":
+        monkeypatch.setenv("NOMAX_ISA", "portable")
+    return cpu.instruction_set()

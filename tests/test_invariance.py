@@ -1,0 +1,135 @@
+"""What must not change a result: to the bit where the order of the sums is the same, else to rounding."""
+
+import pytest
+import torch
+
+import nomax
+
+DTYPES = [torch.float32, torch.bfloat16]
+PHIS = ["relu/L", "gelu/L", "identity/L", "sigmoid(x-log L)"]
+KINDS = ["plain", "causal", "padding", "boolean"]
+
+
+def inputs(batch=3, heads=2, queries=150, keys=1100, dim=40, dtype=torch.float32):
+    query = torch.randn(batch, heads, queries, dim).to(dtype)
+    key, value = (torch.randn(batch, heads, keys, dim).to(dtype) for _ in range(2))
+    return query, key, value
+
+
+def masking(kind, batch, queries, keys):
+    match kind:
+        case "causal":
+            return {"is_causal": True}
+        case "padding":
+            return {"attn_mask": (torch.arange(keys) < torch.randint(1, keys, (batch, 1)))[:, None, None]}
+        case "boolean":
+            return {"attn_mask": torch.rand(batch, 1, queries, keys) < 0.5}
+    return {}
+
+
+def run(query, key, value, phi, **arguments):
+    leaves = [x.detach().requires_grad_() for x in (query, key, value)]
+    out = nomax.attention(*leaves, phi=phi, backend="cpu", **arguments)
+    generator = torch.Generator().manual_seed(1)
+    grad = torch.randn(out.shape[1:], generator=generator).to(out.dtype).expand(out.shape)
+    return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+
+
+def assert_same_bits(got, expected):
+    for x, y in zip(got, expected, strict=True):
+        assert torch.equal(x, y)
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("phi", PHIS)
+def test_one_and_two_and_three_threads_give_the_same_bits(phi, kind, dtype, threads):
+    tensors = inputs(batch=1, dtype=dtype)
+    arguments = masking(kind, 1, 150, 1100)
+    threads(1)
+    expected = run(*tensors, phi, **arguments)
+    for count in (2, 3):
+        threads(count)
+        assert_same_bits(run(*tensors, phi, **arguments), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("phi", PHIS)
+def test_a_sequence_alone_and_in_a_batch_give_the_same_bits(phi, kind, dtype):
+    tensors = inputs(dtype=dtype)
+    arguments = masking(kind, 3, 150, 1100)
+    together = run(*tensors, phi, **arguments)
+    for i in range(3):
+        of_one = {k: v[i : i + 1] if isinstance(v, torch.Tensor) else v for k, v in arguments.items()}
+        alone = run(*(x[i : i + 1] for x in tensors), phi, **of_one)
+        assert_same_bits([x[i : i + 1] for x in together], alone)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("phi", PHIS)
+def test_a_query_alone_and_among_others_gives_the_same_bits(phi, dtype):
+    query, key, value = inputs(batch=1, dtype=dtype)
+    together = nomax.attention(query, key, value, phi=phi, backend="cpu")
+    for i in (0, 5, 77, 149):
+        alone = nomax.attention(query[:, :, i : i + 1], key, value, phi=phi, backend="cpu")
+        assert torch.equal(together[:, :, i : i + 1], alone)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("phi", PHIS[:2])
+def test_padding_changes_no_bit(phi, dtype):
+    query, key, value = inputs(batch=1, keys=130, dtype=dtype)
+    mask = torch.zeros(1, 1, 1, 200, dtype=torch.bool)
+    mask[..., :130] = True
+    longer = [torch.cat([x, torch.full_like(x[:, :, :70], torch.nan)], dim=2) for x in (key, value)]
+    expected, padded = run(query, key, value, phi), run(query, *longer, phi, attn_mask=mask)
+    assert_same_bits([x[:, :, : y.shape[2]] for x, y in zip(padded, expected, strict=True)], expected)
+    for grad in padded[2:]:
+        assert (grad[:, :, 130:] == 0).all()
+
+
+def test_memory_layout_changes_no_bit():
+    joint = torch.randn(2, 97, 3, 4, 24)
+    views = joint.permute(2, 0, 3, 1, 4).unbind(0)
+    assert_same_bits(run(*views, "relu/L"), run(*(x.contiguous() for x in views), "relu/L"))
+
+
+def test_grouped_heads_equal_repeated_heads():
+    query, key, value = torch.randn(2, 6, 50, 32), torch.randn(2, 2, 70, 32), torch.randn(2, 2, 70, 32)
+    grouped = nomax.attention(query, key, value, enable_gqa=True, backend="cpu")
+    repeated = (x.repeat_interleave(3, dim=1) for x in (key, value))
+    assert torch.equal(grouped, nomax.attention(query, *repeated, backend="cpu"))
+
+
+@pytest.mark.parametrize("phi", PHIS)
+def test_the_order_of_the_keys_does_not_matter(phi):
+    query, key, value = inputs(keys=300)
+    order = torch.randperm(300)
+    got = nomax.attention(query, key[:, :, order], value[:, :, order], phi=phi, backend="cpu")
+    torch.testing.assert_close(got, nomax.attention(query, key, value, phi=phi, backend="cpu"))
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "identity", "sigmoid", "cube"])
+def test_parts_of_the_keys_add_up_to_the_whole(activation):
+    """No row maximum and no row sum: this is what makes sequence parallelism a plain sum."""
+    query, key, value = inputs(keys=300)
+    whole = nomax.attention(query, key, value, phi=activation, backend="cpu")
+    parts = [
+        nomax.attention(query, key[:, :, a:b], value[:, :, a:b], phi=activation, backend="cpu")
+        for a, b in ((0, 1), (1, 129), (129, 300))
+    ]
+    torch.testing.assert_close(sum(parts), whole, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("phi", PHIS)
+def test_run_to_run_gives_the_same_bits(phi):
+    tensors = inputs()
+    assert_same_bits(run(*tensors, phi, dropout_p=0.0), run(*tensors, phi, dropout_p=0.0))

@@ -1,0 +1,189 @@
+"""A good citizen of torch: opcheck, gradcheck, compile, export, vmap, autocast and the flop counter."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+import nomax
+from nomax.ops import operators
+from nomax.phi import ACTIVATIONS
+
+operators.load()
+OPERATORS = torch.ops.nomax
+
+
+def tensors(count=3, shape=(2, 3, 20, 8), dtype=torch.float32, requires_grad=False):
+    return [torch.randn(*shape, dtype=dtype, requires_grad=requires_grad) for _ in range(count)]
+
+
+def arguments(requires_grad=True, rows=False, dropout=0.0, diagonal=None, mask=None):
+    seed = torch.tensor(5) if dropout else None
+    query, key, value = tensors(requires_grad=requires_grad)
+    activation = list(ACTIVATIONS).index("softplus")
+    return (query, key, value, mask, None, None, seed, None, None, activation, 0.3, 0.5, 0.1, diagonal, dropout, rows)
+
+
+VARIANTS = {
+    "plain": {},
+    "rows": {"rows": True},
+    "dropout": {"dropout": 0.25},
+    "causal": {"diagonal": 0},
+    "boolean mask": {"mask": torch.rand(2, 1, 1, 20) < 0.5},
+    "bias": {"mask": torch.randn(1, 3, 20, 20)},
+    "bias with gradient": {"mask": torch.randn(2, 1, 1, 20, requires_grad=True)},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_opcheck_of_the_operation(variant):
+    torch.library.opcheck(OPERATORS.attend.default, arguments(**VARIANTS[variant]))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_opcheck_without_gradients(variant):
+    plain = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments(**VARIANTS[variant])]
+    torch.library.opcheck(OPERATORS.attend_forward.default, tuple(plain))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_opcheck_of_the_backward(variant):
+    plain = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments(**VARIANTS[variant])]
+    wanted = plain[3] is not None and plain[3].is_floating_point()
+    statistics = torch.randn(2, 2, 3, 20) if plain[-1] else None
+    torch.library.opcheck(OPERATORS.attend_backward.default, (torch.randn(2, 3, 20, 8), statistics, *plain[:-1], wanted))
+
+
+def test_opcheck_of_the_linear_route():
+    torch.library.opcheck(OPERATORS.attend_linear.default, (*tensors(requires_grad=True), 0.7))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gradcheck_in_float64(activation):
+    leaves = tensors(shape=(1, 2, 5, 3), dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(2, 5, 5, dtype=torch.float64, requires_grad=True)
+
+    def call(query, key, value, bias):
+        return nomax.attention(query, key, value, bias, phi=f"{activation}/L")
+
+    assert torch.autograd.gradcheck(call, (*leaves, bias))
+    assert torch.autograd.gradgradcheck(call, (*leaves, bias))
+
+
+def test_a_second_derivative_on_the_kernels_is_refused_with_advice():
+    leaves = tensors(requires_grad=True)
+    out = nomax.attention(*leaves, backend="cpu")
+    (grad,) = torch.autograd.grad(out.sum(), leaves[:1], create_graph=True)
+    with pytest.raises(RuntimeError, match=r'backend="reference"'):
+        grad.sum().backward()
+
+
+CALLS = {
+    "plain": lambda q, k, v: nomax.attention(q, k, v),
+    "phi object": lambda q, k, v: nomax.attention(q, k, v, phi=nomax.Phi("gelu", alpha=0.5)),
+    "causal": lambda q, k, v: nomax.attention(q, k, v, is_causal=True, phi="sigmoid(x-log L)"),
+    "identity": lambda q, k, v: nomax.attention(q, k, v, phi="identity/L"),
+    "bias": lambda q, k, v: nomax.attention(q, k, v, (q @ k.mT).detach(), phi="softplus/L"),
+    "rows": lambda q, k, v: nomax.attention(q, k, v, phi="relu/L", return_rows=True)[1].entropy,
+    "softmax": lambda q, k, v: nomax.attention(q, k, v, phi="softmax"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_compiles_in_one_graph_with_dynamic_shapes(name):
+    torch.compiler.reset()
+    call = CALLS[name]
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+    for length in (20, 33):
+        leaves = tensors(shape=(2, 3, length, 8), requires_grad=True)
+        expected, got = call(*leaves), compiled(*leaves)
+        torch.testing.assert_close(got, expected)
+        grad = torch.randn_like(expected)
+        for x, y in zip(
+            torch.autograd.grad(got, leaves, grad, allow_unused=True),
+            torch.autograd.grad(expected, leaves, grad, allow_unused=True),
+            strict=True,
+        ):
+            assert (x is None) == (y is None)
+            if x is not None:
+                torch.testing.assert_close(x, y)
+
+
+def test_compiles_with_inductor():
+    torch.compiler.reset()
+
+    def block(x, weight):
+        q, k, v = (x @ weight).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        return nomax.attention(q, k, v).transpose(1, 2).flatten(2)
+
+    x, weight = torch.randn(2, 20, 16), torch.randn(16, 48, requires_grad=True)
+    compiled = torch.compile(block, fullgraph=True)
+    torch.testing.assert_close(compiled(x, weight), block(x, weight))
+    grads = [torch.autograd.grad(f(x, weight).square().sum(), weight)[0] for f in (compiled, block)]
+    torch.testing.assert_close(*grads)
+
+
+class Block(torch.nn.Module):
+    def forward(self, query, key, value):
+        return nomax.attention(query, key, value, is_causal=True)
+
+
+def test_exports_with_a_dynamic_length():
+    leaves = tuple(tensors())
+    length = torch.export.Dim("length", min=2, max=4096)
+    program = torch.export.export(Block(), leaves, dynamic_shapes=({2: length}, {2: length}, {2: length}))
+    longer = tuple(tensors(shape=(2, 3, 50, 8)))
+    torch.testing.assert_close(program.module()(*longer), Block()(*longer))
+
+
+@pytest.mark.parametrize("phi", ["relu/L", "identity/L"])
+@pytest.mark.parametrize("in_dims", [(0, 0, 0), (1, 0, None), (None, 2, 0)])
+def test_vmap_equals_a_loop(phi, in_dims):
+    leaves = [
+        torch.randn(2, 3, 20, 8) if dim is None else torch.randn(4, 2, 3, 20, 8).movedim(0, dim) for dim in in_dims
+    ]
+    got = torch.func.vmap(lambda q, k, v: nomax.attention(q, k, v, phi=phi), in_dims=in_dims)(*leaves)
+    for i in range(4):
+        alone = [x if dim is None else x.select(dim, i) for x, dim in zip(leaves, in_dims, strict=True)]
+        torch.testing.assert_close(got[i], nomax.attention(*alone, phi=phi))
+
+
+def test_vmap_with_masks():
+    query, key, value = tensors(shape=(4, 2, 3, 20, 8))
+    masks = torch.rand(4, 2, 1, 1, 20) < 0.6
+    got = torch.func.vmap(lambda q, k, v, m: nomax.attention(q, k, v, m))(query, key, value, masks)
+    for i in range(4):
+        torch.testing.assert_close(got[i], nomax.attention(query[i], key[i], value[i], masks[i]))
+
+
+def test_per_sample_gradients():
+    query, key, value = tensors(shape=(4, 1, 2, 10, 8))
+    bias = torch.randn(1, 2, 10, 10)
+
+    def loss(bias, q, k, v):
+        return nomax.attention(q, k, v, bias, phi="gelu/L").square().sum()
+
+    got = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0, 0))(bias, query, key, value)
+    for i in range(4):
+        torch.testing.assert_close(got[i], torch.func.grad(loss)(bias, query[i], key[i], value[i]))
+
+
+def test_autocast_chooses_the_dtype_that_sdpa_has():
+    leaves = tensors()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got, theirs = nomax.attention(*leaves), F.scaled_dot_product_attention(*leaves)
+    assert got.dtype == theirs.dtype == torch.bfloat16
+    torch.testing.assert_close(got, nomax.attention(*(x.bfloat16() for x in leaves)))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_flops_are_counted(grad):
+    query, key, value = torch.randn(2, 3, 20, 8), torch.randn(2, 3, 30, 8), torch.randn(2, 3, 30, 16)
+    for x in (query, key, value):
+        x.requires_grad_(grad)
+    with FlopCounterMode(display=False) as counter:
+        out = nomax.attention(query, key, value, backend="cpu")
+        if grad:
+            out.sum().backward()
+    one = 2 * 2 * 3 * 20 * 30
+    assert counter.get_total_flops() == one * (8 + 16) + grad * one * (3 * 8 + 2 * 16)
