@@ -126,7 +126,9 @@ def test_large_scores(backend, activation, dtype, instruction_set):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("queries", "keys", "dim", "value_dim"), [(5, 300, 24, 64), (300, 5, 64, 24), (1, 700, 256, 7)])
+@pytest.mark.parametrize(
+    ("queries", "keys", "dim", "value_dim"), [(5, 300, 24, 64), (300, 5, 64, 24), (1, 700, 256, 7)]
+)
 @pytest.mark.parametrize("mask", ["none", "causal", "lower right", "padding", "bias"])
 def test_cross_attention_and_value_dimension(backend, queries, keys, dim, value_dim, mask, dtype):
     query = make(2, 4, queries, dim, "packed", dtype, 1.0)

@@ -51,7 +51,9 @@ def test_opcheck_of_the_backward(variant):
     plain = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments(**VARIANTS[variant])]
     wanted = plain[3] is not None and plain[3].is_floating_point()
     statistics = torch.randn(2, 2, 3, 20) if plain[-1] else None
-    torch.library.opcheck(OPERATORS.attend_backward.default, (torch.randn(2, 3, 20, 8), statistics, *plain[:-1], wanted))
+    torch.library.opcheck(
+        OPERATORS.attend_backward.default, (torch.randn(2, 3, 20, 8), statistics, *plain[:-1], wanted)
+    )
 
 
 def test_opcheck_of_the_linear_route():

@@ -67,7 +67,8 @@ class Options:
     load_limit: float = 0.5
     """Refuse to start while the machine is busier than this (its load average over the last minute)."""
     smoke: bool = False
-    """Try everything on toy sizes in a few seconds: it shows that the command works, and no more."""
+    """Try all shapes and peers on toy sizes, with the first dtype, threads and φ, in a few seconds: it shows that the
+    command works, and no more."""
 
 
 def run(options: Options) -> int:
@@ -77,6 +78,9 @@ def run(options: Options) -> int:
     except ValueError as error:
         print(f"nomax bench attention: {error}", file=sys.stderr)
         return 2
+    if options.smoke:
+        first = {name: getattr(options, name)[:1] for name in ("dtypes", "threads", "phis")}
+        options = dataclasses.replace(options, **first, rounds=2)
     console = Console()
     usual = Path("benchmarks/results")
     output = options.output or (usual if usual.is_dir() else Path())
@@ -115,6 +119,7 @@ def _measure(options: Options, shapes: list[Shape], results: Results, progress: 
     """Measure everything into `results`, and yield a table whenever a shape is finished."""
     total = sum(len(options.dtypes) * (1 + len(options.threads) * len(shape.modes)) for shape in shapes)
     settings = [(who, mode) for who in memory.PARTICIPANTS for mode in memory.MODES] if options.memory else []
+    settings = settings[:1] if options.smoke else settings
     task = progress.add_task("", total=total + len(settings))
     for shape in shapes:
         for dtype in options.dtypes:
@@ -123,7 +128,8 @@ def _measure(options: Options, shapes: list[Shape], results: Results, progress: 
             inputs = make_inputs(shape, getattr(torch, dtype))
             right = []
             for phi in _phis(options, shape):
-                gate = check(shape.name, inputs, phi, gradients=BACKWARD in shape.modes)
+                # Activations differ only inside a tile: what is right in all heads for one is so for the others.
+                gate = check(shape.name, inputs, phi, gradients=BACKWARD in shape.modes, everywhere=phi == OURS)
                 results.gates.append(gate)
                 right += [phi] if gate.green else []
             progress.advance(task)

@@ -117,6 +117,6 @@ PEERS = {
     "sdpa": Peer(_sdpa, "PyTorch's softmax attention"),
     "eager": Peer(_eager, "relu(q @ k.mT * scale) @ v / L in PyTorch", computes_relu=True),
     "compiled": Peer(_compiled, "the same through torch.compile", computes_relu=True),
-    "flex": Peer(_flex, "FlexAttention in log space (forward only)", (FORWARD, INFERENCE), computes_relu=True),
+    "flex": Peer(_flex, "FlexAttention in log space (forward only)", (FORWARD,), computes_relu=True),
     "peak": Peer(_peak, "nothing but fused multiply-adds in float32, on one core", (FORWARD,)),
 }

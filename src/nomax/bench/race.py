@@ -6,18 +6,21 @@ from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any
 
+SLOW = 2.0  # seconds; a call that takes longer is sampled once, for its noise is small and the wait long
+
 
 def race(calls: Mapping[str, Callable[[], Any]], rounds: int, least_seconds: float) -> dict[str, list[float]]:
     """Return each call's seconds, one sample per round; a sample repeats a short call for `least_seconds`."""
-    repeats = {name: _repeats(call, least_seconds) for name, call in calls.items()}
-    samples: dict[str, list[float]] = {name: [] for name in calls}
+    first = {name: sample(call, 1) for name, call in calls.items()}
+    samples: dict[str, list[float]] = {name: [first[name]] if first[name] > SLOW else [] for name in calls}
+    racing = [name for name in calls if not samples[name]]
+    repeats = {name: _repeats(calls[name], first[name], least_seconds) for name in racing}
     gc.collect()
     gc.disable()
     try:
         for number in range(rounds):
             # There and back again: a machine that slows down or speeds up favours nobody.
-            order = list(calls) if number % 2 == 0 else list(calls)[::-1]
-            for name in order:
+            for name in racing if number % 2 == 0 else reversed(racing):
                 samples[name].append(sample(calls[name], repeats[name]))
     finally:
         gc.enable()
@@ -33,8 +36,7 @@ def sample(call: Callable[[], Any], repeats: int) -> float:
     return (perf_counter() - start) / repeats
 
 
-def _repeats(call: Callable[[], Any], least_seconds: float) -> int:
-    first = sample(call, 1)
+def _repeats(call: Callable[[], Any], first: float, least_seconds: float) -> int:
     if first >= least_seconds:
         return 1
     # The first call of a short one is mostly warm-up: ask again with a few.

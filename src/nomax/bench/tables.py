@@ -35,27 +35,28 @@ def shape_tables(shape: Shape, cases: Sequence[Case]) -> Group:
         f"batch {shape.batch}, {shape.heads} heads, {shape.queries} queries, {shape.keys} keys, D = {shape.dimension}"
     )
     title = Text.assemble((f"\n{shape.name}", "bold"), f"  {shape.note}: {sizes}")
-    peers = {f"vs {name}": partial(Case.speedup, ours=OURS, peer=peer) for peer, name in PEER_NAMES.items()}
-    peers |= {"vs uncausal": partial(Case.speedup, ours=OURS, peer=UNCAUSAL)} if shape.causal else {}
-    main = _table(["time", "GFLOP/s", "of peak", *peers])
+    peers = {f"vs\n{name}": partial(Case.speedup, ours=OURS, peer=peer) for peer, name in PEER_NAMES.items()}
+    main = _table(["time", "GFLOP/s", "of\npeak", *peers])
     for case in cases:
         speed, share = case.gflops(), case.peak_share()
         row = [seconds(case.best(OURS)), f"{speed:.1f}" if speed else "–", f"{share:.0%}" if share else "–"]
         main.add_row(*_setting(case), *row, *(times(ratio(case)) for ratio in peers.values()))
 
     phis = list(dict.fromkeys(name for case in cases for name in case.samples if name.endswith("/L") and name != OURS))
-    others = _table([f"{phi} vs SDPA".replace(" ", "\n", 1) for phi in phis])
+    more = {f"{phi}\nvs SDPA": partial(Case.speedup, ours=phi, peer="sdpa") for phi in phis}
+    more |= {"relu/L vs\nuncausal": partial(Case.speedup, ours=OURS, peer=UNCAUSAL)} if shape.causal else {}
+    others = _table(list(more))
     for case in cases:
-        others.add_row(*_setting(case), *(times(case.speedup(phi, "sdpa")) for phi in phis))
-    return Group(title, main, *([others] if phis else []))
+        others.add_row(*_setting(case), *(times(ratio(case)) for ratio in more.values()))
+    return Group(title, main, "", others) if more else Group(title, main)
 
 
 def _table(columns: Sequence[str]) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     for name in ("dtype", "mode"):
         table.add_column(name, no_wrap=True)
-    for name in ("threads", *columns):
-        table.add_column(name.replace("vs ", "vs\n") if "\n" not in name else name, justify="right", no_wrap=True)
+    for name in ("thr.", *columns):
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nomax.ops import backends, softmax, visible
+from nomax.ops import backends, cpu, softmax, visible
 from nomax.ops.inputs import (
     canonical,
     canonical_mask,
@@ -74,6 +74,11 @@ def attention(
 
     A query that sees no key gets exactly zero, with zero gradients.
     """
+    if attn_mask is None and scale is None and backend is None and not (dropout_p or is_causal or return_rows):
+        plain = cpu.attend_plainly(query, key, value, phi)
+        if plain is not None:
+            return plain
+
     phi = Phi.parse(phi)
     check_numbers(dropout_p, scale)
     check_phi(phi, backend, return_rows)

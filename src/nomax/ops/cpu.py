@@ -1,10 +1,12 @@
 """The CPU backend: the operation on fused C++ kernels that never hold more than a tile of the weights."""
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
 from nomax.ops import operators
-from nomax.phi import ACTIVATIONS
+from nomax.phi import ACTIVATIONS, Phi
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
@@ -13,7 +15,7 @@ CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
 def unsupported(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> list[str]:
     """The reasons why these inputs cannot be served here; none means they can."""
     reasons = []
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+    if torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling():
         kinds = {str(level.key()) for level in torch._C._functorch.get_interpreter_stack() or ()}
         if kinds - {"TransformType.Vmap", "TransformType.Functionalize"}:
             reasons.append("torch.func.grad and its kin work on the reference backend only (vmap works here)")
@@ -63,10 +65,8 @@ def attend(
         return out, out, out
     if query_offsets is not None and key_offsets is not None:
         query_offsets, key_offsets = query_offsets.long().contiguous(), key_offsets.long().contiguous()
-    differentiable = torch.compiler.is_compiling() or (
-        torch.is_grad_enabled()
-        and (query.requires_grad or key.requires_grad or value.requires_grad)
-        or (mask is not None and mask.requires_grad)
+    differentiable = torch.is_grad_enabled() and (
+        query.requires_grad or key.requires_grad or value.requires_grad or (mask is not None and mask.requires_grad)
     )
     operator = torch.ops.nomax.attend if differentiable else torch.ops.nomax.attend_forward
     out, statistics = operator(
@@ -74,3 +74,40 @@ def attend(
         CODES[activation], scale, gain, shift, diagonal, dropout, rows,
     )  # fmt: skip
     return (out, *statistics.unbind(0)) if rows else (out, statistics, statistics)
+
+
+def attend_plainly(query: Tensor, key: Tensor, value: Tensor, phi: str | Phi) -> Tensor | None:
+    """The plainest call by the shortest way; None if there is anything special about it, or wrong with it.
+
+    A tiny call takes a few microseconds, and the general way would spend more on questions than on the answer.
+    """
+    if (
+        not (type(query) is type(key) is type(value) is Tensor and isinstance(phi, str | Phi))
+        or torch.compiler.is_compiling()
+        or operators.attend_forward is None
+        or torch.is_autocast_enabled("cpu")
+        or (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))
+        or torch._C._are_functorch_transforms_active()
+    ):
+        return None
+    activation, alpha, gain, shift, fixed_length = _constants(phi)
+    shape, key_shape = query.shape, key.shape
+    if activation is None or not (query.dim() == 4 and shape[1] == key_shape[1] and shape[3] and key_shape[2]):
+        return None
+    factor = gain * (fixed_length or key_shape[2]) ** -alpha
+    try:
+        return operators.attend_forward(
+            query, key, value, None, None, None, None, None, None,
+            activation, shape[3] ** -0.5, factor, shift, None, 0.0, False,
+        )[0]  # fmt: skip
+    except (RuntimeError, IndexError):
+        return None  # the general way finds out what is wrong, and says it in words
+
+
+@lru_cache(maxsize=1024)
+def _constants(phi: str | Phi) -> tuple[int | None, float, float, float, int]:
+    """The code of the activation (None: not a plain one), α, the gain, the shift, and L if it is fixed, else 0."""
+    phi = Phi.parse(phi)
+    if phi.activation not in CODES or phi.activation == "identity" or isinstance(phi.shift, str):
+        return None, 0, 0, 0, 0
+    return CODES[phi.activation], phi.alpha, phi.gain, phi.shift, phi.length if isinstance(phi.length, int) else 0

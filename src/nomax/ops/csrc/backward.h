@@ -149,9 +149,9 @@ template <class Element> struct GradientTile {
   void pair_rows(const float* from, Element* to) const {
     for (int64_t r = 0; r < count; r += 2)
       for (int64_t j = 0; j < seen; j += W) {
-        Bits low = rounded_bfloat16(load(from + r * GRADIENT_KEYS + j)) >> 16, high{};
-        if (r + 1 < count) high = rounded_bfloat16(load(from + (r + 1) * GRADIENT_KEYS + j));
-        store(reinterpret_cast<float*>(to + r / 2 * GRADIENT_KEYS + j), (Vec)(low | high));
+        Vec low = load(from + r * GRADIENT_KEYS + j), high{};
+        if (r + 1 < count) high = load(from + (r + 1) * GRADIENT_KEYS + j);
+        store(reinterpret_cast<float*>(to + r / 2 * GRADIENT_KEYS + j), pair_up(low, high));
       }
   }
 

@@ -65,7 +65,7 @@ NOMAX_INLINE void put_weights(Pair* row, int64_t column, Vec x) {
 }
 
 template <class Element> struct PutRelu {      // c = relu(sums), ready to be the A of the next product
-  static constexpr bool chunked = Element::each == 1;      // bfloat16 has rounded the terms more than any sum can
+  static constexpr bool chunked = true;
   Element* c; int64_t stride;
   void next_panel() { c += PANEL / Element::each; }
   NOMAX_INLINE void one(const PutRelu& to, int r, int n, Vec x) {
@@ -88,25 +88,27 @@ static inline __attribute__((always_inline)) void tile(const Element* a, int64_t
       }
     }
   };
-  int64_t done = 0;
-  if constexpr (Finish::chunked) {
-    if (steps > CHUNK) {
-      alignas(64) float earlier[R * N * W];
-      for (; done + CHUNK < steps; done += CHUNK) {
-        add_up(done, done + CHUNK);
-#pragma GCC unroll 32
-        for (int i = 0; i < R * N; i++) {
-          store(earlier + i * W, done ? load(earlier + i * W) + sum[i / N][i % N] : sum[i / N][i % N]);
-          sum[i / N][i % N] = Vec{};
+  if constexpr (Finish::chunked && Element::each == 1) {      // bfloat16 terms are rounder than any sum of them
+    Vec earlier[R][N] = {};
+    int64_t done = 0;
+    for (; done + CHUNK < steps; done += CHUNK) {
+      add_up(done, done + CHUNK);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int n = 0; n < N; n++) {
+          earlier[r][n] += sum[r][n];
+          sum[r][n] = Vec{};
         }
-      }
-      add_up(done, steps);
-#pragma GCC unroll 32
-      for (int i = 0; i < R * N; i++) sum[i / N][i % N] += load(earlier + i * W);
-      done = steps;
     }
+    add_up(done, steps);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+      for (int n = 0; n < N; n++) sum[r][n] += earlier[r][n];
+  } else {
+    add_up(0, steps);
   }
-  add_up(done, steps);
 #pragma GCC unroll 8
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 8

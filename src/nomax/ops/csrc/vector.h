@@ -73,9 +73,24 @@ NOMAX_INLINE Bits rounded_bfloat16(Vec x) {
   return ((Bits)nan & 0x7fc00000u) | (~(Bits)nan & even);
 }
 
+#if defined(__AVX512BF16__)
+NOMAX_INLINE void store_bfloat16(uint16_t* p, Vec x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh((__m512)x));
+}
+
+// Two vectors as one of pairs, the first in the lower halves.
+NOMAX_INLINE Vec pair_up(Vec low, Vec high) {
+  const __m512i weave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5,
+                                         20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  return (Vec)_mm512_permutexvar_epi16(weave, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
+}
+#else
 NOMAX_INLINE void store_bfloat16(uint16_t* p, Vec x) {
   *reinterpret_cast<LooseHalf*>(p) = __builtin_convertvector(rounded_bfloat16(x) >> 16, Half);
 }
+
+NOMAX_INLINE Vec pair_up(Vec low, Vec high) { return (Vec)(rounded_bfloat16(low) >> 16 | rounded_bfloat16(high)); }
+#endif
 
 NOMAX_INLINE float from_float16(uint16_t x) {
   uint32_t sign = uint32_t(x & 0x8000) << 16, exponent = x >> 10 & 31, fraction = x & 1023;
