@@ -31,7 +31,7 @@ wheel: $(INSTALLED)  ## Build a wheel for this platform with compiled kernels, i
 	NOMAX_BUILD_BINARY=1 $(BIN)/python -m build --wheel --no-isolation --outdir dist .
 
 bench: $(INSTALLED)  ## Measure speed against softmax attention on this machine
-	$(BIN)/nomax bench
+	$(BIN)/nomax bench attention
 
 clean:  ## Remove .venv, built files and the tools' caches
 	rm -rf .venv dist build .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -4,7 +4,8 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.metadata import version
+
+from nomax import __version__
 
 # Each module has a dataclass Options, which becomes the command's options and help, and run(options) -> exit code.
 COMMANDS = {
@@ -20,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words[:length] == name.split():
             return _run(f"nomax {name}", module, words[length:])
     if words == ["--version"]:
-        print(f"nomax {version('nomax')}")
+        print(f"nomax {__version__}")
         return 0
     asked = " ".join(word for word in words if not word.startswith("-"))
     if not words or "--help" in words or "-h" in words:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 from nomax.bench import figure, goals, memory, peak, tables
 from nomax.bench.gate import check
@@ -40,22 +41,20 @@ class Options:
 
     Correctness comes first: a shape on which nomax is wrong by more than twice the error of plain PyTorch in the same
     precision is not timed, and the exit code is 1. Then all participants take turns, round after round, and the best
-    round of each counts. It takes about half an hour, most of it torch.compile preparing the peers. Ctrl-C stops it
-    and keeps what was measured.
+    round of each counts. Most of the waiting is for torch.compile, which prepares the peers, and for slow peers. Ctrl-C
+    stops it and keeps what was measured.
 
     Writes attention.json (every sample, machine, versions), attention.md (tables) and attention.svg (a figure).
     """
 
     shapes: tuple[str, ...] = tuple(SHAPES)
-    """What to measure: S/32, S/16, S/8 and B/16 (of a ViT), long-2049, long-4096, causal-1024, padded, decode (one
-    step), tiny (the cost of a call)."""
+    """ViT-S/32, S/16, S/8 and ViT-B/16, long and causal sequences, a padded batch, a decode step, a tiny call."""
     dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
     """Precisions of query, key and value."""
     threads: tuple[int, ...] = (1, 2) if (os.cpu_count() or 1) > 1 else (1,)
     """Numbers of threads to measure with, one after the other."""
     peers: tuple[str, ...] = tuple(PEERS)
-    """Whom to compare with: sdpa (PyTorch's softmax attention), eager (relu/L in plain PyTorch), compiled (the same
-    through torch.compile), flex (FlexAttention in log space, forward only), peak (the core's multiply-adds)."""
+    """sdpa: softmax; eager, compiled: relu/L in PyTorch; flex: FlexAttention in log space; peak: the core's limit."""
     phis: tuple[str, ...] = ("gelu/L", "sigmoid/L", "softplus/L", "silu/L", "identity/L")
     """Other activations of ours, measured beside relu/L where there are at least 197 queries."""
     rounds: int = 7
@@ -63,12 +62,11 @@ class Options:
     memory: bool = True
     """Measure the peak memory of a call with 16,384 keys, too."""
     output: Path | None = None
-    """Folder for the results. [default: benchmarks/results if that exists here, else the current folder]"""
+    """Folder for the results; if not given, benchmarks/results where that exists, else the current folder."""
     load_limit: float = 0.5
     """Refuse to start while the machine is busier than this (its load average over the last minute)."""
     smoke: bool = False
-    """Try all shapes and peers on toy sizes, with the first dtype, threads and φ, in a few seconds: it shows that the
-    command works, and no more."""
+    """Try it on toy sizes, with the first dtype, number of threads and φ, in seconds: shows only that it works."""
 
 
 def run(options: Options) -> int:
@@ -108,7 +106,8 @@ def run(options: Options) -> int:
     console.print(tables.goal_table(results))
     _write_all(output, results, console)
     for gate in results.red():
-        console.print(f"[bold red]WRONG[/] {gate.shape}, {gate.dtype}, {gate.phi}: {gate.reason()}", highlight=False)
+        where = f" {gate.shape}, {gate.dtype}, {gate.name}: {gate.reason()}"
+        console.print(Text.assemble(("WRONG", "bold red"), where))
     if stopped:
         console.print("Stopped: what was measured until then is kept.")
         return 130
@@ -126,19 +125,20 @@ def _measure(options: Options, shapes: list[Shape], results: Results, progress: 
             progress.update(task, description=f"{shape.name}, {dtype}: checking")
             torch.set_num_threads(max(options.threads))
             inputs = make_inputs(shape, getattr(torch, dtype))
-            right = []
-            for phi in _phis(options, shape):
-                # Activations differ only inside a tile: what is right in all heads for one is so for the others.
-                gate = check(shape.name, inputs, phi, gradients=BACKWARD in shape.modes, everywhere=phi == OURS)
+            right = {}
+            for name, (own_inputs, phi) in _entries(options, shape, inputs).items():
+                gate = check(own_inputs, phi, gradients=BACKWARD in shape.modes, everywhere=phi == OURS)
+                gate.shape, gate.name = shape.name, name
                 results.gates.append(gate)
-                right += [phi] if gate.green else []
+                if gate.green:
+                    right[name] = (own_inputs, phi)
             progress.advance(task)
             for threads in options.threads:
                 for mode in shape.modes:
                     text = f"{shape.name}, {dtype}, {mode}, {threads} thread{'s' * (threads > 1)}"
                     progress.update(task, description=text)
                     if right:
-                        results.cases.append(_case(options, shape, inputs, mode, threads, right))
+                        results.cases.append(_case(options, shape, mode, threads, inputs, right))
                     progress.advance(task)
         yield tables.shape_tables(shape, [case for case in results.cases if case.shape == shape.name])
     for who, mode in settings:
@@ -147,16 +147,26 @@ def _measure(options: Options, shapes: list[Shape], results: Results, progress: 
         progress.advance(task)
 
 
-def _case(options: Options, shape: Shape, inputs: Inputs, mode: str, threads: int, phis: list[str]) -> Case:
+def _entries(options: Options, shape: Shape, inputs: Inputs) -> dict[str, tuple[Inputs, str]]:
+    """What we enter into the race for a shape: a name, and the inputs and φ that it stands for."""
+    entries = {OURS: (inputs, OURS)}
+    if SHAPES[shape.name].queries >= OTHER_PHIS_FROM:
+        entries |= {phi: (inputs, phi) for phi in options.phis}
+    if shape.causal:
+        entries[UNCAUSAL] = (dataclasses.replace(inputs, causal=False), OURS)
+    return entries
+
+
+def _case(
+    options: Options, shape: Shape, mode: str, threads: int, inputs: Inputs, entries: dict[str, tuple[Inputs, str]]
+) -> Case:
     torch.set_num_threads(threads)
-    torch.compiler.reset()  # torch limits recompilation: without this, later shapes would run uncompiled
+    if not {"compiled", "flex"}.isdisjoint(options.peers):
+        torch.compiler.reset()  # torch limits recompilation: without this, later shapes would run uncompiled
     dtype = str(inputs.query.dtype).removeprefix("torch.")
     case = Case(shape.name, dtype, mode, threads, shape.flop(mode), {})
-    calls = {phi: step(ours(inputs, phi), inputs, mode) for phi in phis}
+    calls = {name: step(ours(own_inputs, phi), own_inputs, mode) for name, (own_inputs, phi) in entries.items()}
     with GRAD_MODES[mode]():
-        if shape.causal and OURS in calls:
-            uncausal = dataclasses.replace(inputs, causal=False)
-            calls[UNCAUSAL] = step(ours(uncausal, OURS), uncausal, mode)
         for name in options.peers:
             peer = PEERS[name]
             if mode not in peer.modes or (name == "peak" and not (dtype == "float32" and threads == 1)):
@@ -183,11 +193,8 @@ def _difference(theirs: Any, mine: Any) -> float:
     """The largest difference relative to our largest value, over the output or the gradients."""
     pairs = [(theirs, mine)] if isinstance(mine, torch.Tensor) else list(zip(theirs, mine, strict=True))
     tiny = 1e-30  # both may be all zeros
-    return max(float((t.double() - m.double()).abs().max() / m.double().abs().max().clamp(tiny)) for t, m in pairs)
-
-
-def _phis(options: Options, shape: Shape) -> list[str]:
-    return [OURS, *(options.phis if SHAPES[shape.name].queries >= OTHER_PHIS_FROM else ())]
+    differences = [(t.double() - m.double()).abs().max() / m.double().abs().max().clamp(tiny) for t, m in pairs]
+    return float(torch.stack(differences).max())  # unlike Python's max, this keeps a NaN
 
 
 def _check(options: Options) -> list[Shape]:

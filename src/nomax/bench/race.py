@@ -6,22 +6,22 @@ from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any
 
-SLOW = 2.0  # seconds; a call that takes longer is sampled once, for its noise is small and the wait long
+SLOW = 2.0  # seconds; a call that takes longer is sampled three times only: its noise is small, and the wait long
 
 
 def race(calls: Mapping[str, Callable[[], Any]], rounds: int, least_seconds: float) -> dict[str, list[float]]:
     """Return each call's seconds, one sample per round; a sample repeats a short call for `least_seconds`."""
     first = {name: sample(call, 1) for name, call in calls.items()}
-    samples: dict[str, list[float]] = {name: [first[name]] if first[name] > SLOW else [] for name in calls}
-    racing = [name for name in calls if not samples[name]]
-    repeats = {name: _repeats(calls[name], first[name], least_seconds) for name in racing}
+    repeats = {name: _repeats(call, first[name], least_seconds) for name, call in calls.items()}
+    samples = {name: [first[name]] if first[name] > SLOW else [] for name in calls}
     gc.collect()
     gc.disable()
     try:
         for number in range(rounds):
             # There and back again: a machine that slows down or speeds up favours nobody.
-            for name in racing if number % 2 == 0 else reversed(racing):
-                samples[name].append(sample(calls[name], repeats[name]))
+            for name in list(calls) if number % 2 == 0 else reversed(list(calls)):
+                if first[name] <= SLOW or number < 2:
+                    samples[name].append(sample(calls[name], repeats[name]))
     finally:
         gc.enable()
     return samples

@@ -35,7 +35,7 @@ class Case:
         return min(self.samples[name]) if self.samples.get(name) else None
 
     def speedup(self, ours: str, peer: str) -> float | None:
-        """How many times faster than the peer: its seconds divided by ours."""
+        """How many times as fast as the peer: its seconds divided by ours."""
         mine, other = self.best(ours), self.best(peer)
         return other / mine if mine and other else None
 

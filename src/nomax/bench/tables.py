@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -30,10 +30,8 @@ def times(value: float | None) -> str:
 
 
 def shape_tables(shape: Shape, cases: Sequence[Case]) -> Group:
-    """All that was measured of one shape. A ratio says how many times faster than that peer we are."""
-    sizes = (
-        f"batch {shape.batch}, {shape.heads} heads, {shape.queries} queries, {shape.keys} keys, D = {shape.dimension}"
-    )
+    """All that was measured of one shape. A ratio is the peer's time divided by ours."""
+    sizes = f"{shape.batch}×{shape.heads} heads, {shape.queries} queries, {shape.keys} keys, D {shape.dimension}"
     title = Text.assemble((f"\n{shape.name}", "bold"), f"  {shape.note}: {sizes}")
     peers = {f"vs\n{name}": partial(Case.speedup, ours=OURS, peer=peer) for peer, name in PEER_NAMES.items()}
     main = _table(["time", "GFLOP/s", "of\npeak", *peers])
@@ -44,11 +42,22 @@ def shape_tables(shape: Shape, cases: Sequence[Case]) -> Group:
 
     phis = list(dict.fromkeys(name for case in cases for name in case.samples if name.endswith("/L") and name != OURS))
     more = {f"{phi}\nvs SDPA": partial(Case.speedup, ours=phi, peer="sdpa") for phi in phis}
-    more |= {"relu/L vs\nuncausal": partial(Case.speedup, ours=OURS, peer=UNCAUSAL)} if shape.causal else {}
+    more |= {"vs not\ncausal": partial(Case.speedup, ours=OURS, peer=UNCAUSAL)} if shape.causal else {}
     others = _table(list(more))
     for case in cases:
         others.add_row(*_setting(case), *(times(ratio(case)) for ratio in more.values()))
-    return Group(title, main, "", others) if more else Group(title, main)
+    parts: list[RenderableType] = [title, main, *(("", others) if more else ()), *missing(cases)]
+    return Group(*parts)
+
+
+def missing(cases: Sequence[Case]) -> list[str]:
+    """The participants that could not run, with the reason and where."""
+    found: dict[str, list[str]] = {}
+    for case in cases:
+        for name, reason in case.unavailable.items():
+            place = f"{case.shape}, {case.dtype}, {case.mode}, {case.threads} thread{'s' * (case.threads > 1)}"
+            found.setdefault(f"{name} could not run: {reason}", []).append(place)
+    return [f"{text} ({'; '.join(places)})" for text, places in found.items()]
 
 
 def _table(columns: Sequence[str]) -> Table:
@@ -73,7 +82,7 @@ def goal_rows(results: Results) -> list[tuple[str, str, str, str, str, str]]:
         bound_text = f"{sign} {bound:.0%}" if percent else f"{sign} {bound:g}×"
         worst, verdict = "–", goal["verdict"]
         if "worst" in goal:
-            worst = f"{goal['worst']:.1%}" if percent else f"{goal['worst']:.2f}×"
+            worst = f"{goal['worst']:.1%}" if percent else f"{goal['worst']:.3g}×"
         if verdict == "not met":
             verdict = f"not met in {goal['measured'] - goal['kept']} of {goal['measured']}"
         rows.append((goal["goal"], goal["mode"], bound_text, worst, verdict, goal.get("where", "")))
@@ -102,7 +111,7 @@ def markdown(results: Results) -> str:
     elif not results.finished:
         parts.append("**The run was stopped: these are its results until then.**")
     if red := results.red():
-        lines = [f"- {gate.shape}, {gate.dtype}, {gate.phi}: {gate.reason()}" for gate in red]
+        lines = [f"- {gate.shape}, {gate.dtype}, {gate.name}: {gate.reason()}" for gate in red]
         parts.append("**Wrong results, and so no ratios, for:**\n\n" + "\n".join(lines))
     parts.append(_measured_on(results))
 
@@ -115,30 +124,38 @@ def markdown(results: Results) -> str:
                 rows = [_markdown_row(results, shape, dtype, mode, threads) for shape in shapes]
                 parts.append(f"**{dtype}, {mode}**\n\n" + _markdown_table(columns, rows))
     parts += [text for text in (_overhead(results), _memory(results)) if text]
+    parts += [f"- {line}" for line in missing(results.cases)]
     parts.append("**Goals**\n\n" + _markdown_table(list(GOAL_COLUMNS), [list(row) for row in goal_rows(results)]))
     return "\n\n".join(parts) + "\n"
 
 
 def _measured_on(results: Results) -> str:
     machine, versions = results.machine, results.versions
-    threads = sorted({case.threads for case in results.cases})
+    threads = sorted({case.threads for case in results.cases}) or [1]
     return (
         f"`relu/L` on {machine['cpu']} ({machine['cores']} cores, {machine['nomax_instructions']} kernels), "
         f"nomax {versions['nomax']}, torch {versions['torch']}, {results.started[:10]}, "
-        f"with {' / '.join(map(str, threads))} threads. "
-        "“vs” says how many times faster than that peer in the same run, best of "
-        f"{results.options['rounds']} interleaved rounds."
+        f"with {' / '.join(map(str, threads))} thread{'s' * (threads[-1] > 1)}. "
+        "“vs” is the peer's time divided by ours, each the best of "
+        f"{results.options['rounds']} interleaved rounds of one run (three for calls of over 2 s). "
+        "Shapes: batch × heads × queries (× keys) × D, contiguous tensors."
     )
 
 
 def _markdown_row(results: Results, shape: str, dtype: str, mode: str, threads: list[int]) -> list[str]:
     cases = [results.case(shape, dtype, mode, n) for n in threads]
     speeds = [case.gflops() if case else None for case in cases]
-    row = [shape, " / ".join(f"{speed:.0f}" if speed else "–" for speed in speeds)]
+    row = [_sizes(results, shape), " / ".join(f"{speed:.0f}" if speed else "–" for speed in speeds)]
     for peer in PEER_NAMES:
         ratios = [case.speedup(OURS, peer) if case else None for case in cases]
         row.append(" / ".join(map(times, ratios)) if any(ratios) else "–")
     return row
+
+
+def _sizes(results: Results, name: str) -> str:
+    (shape,) = (shape for shape in results.shapes if shape.name == name)
+    keys = () if shape.keys == shape.queries else (shape.keys,)
+    return f"{name} ({'×'.join(map(str, (shape.batch, shape.heads, shape.queries, *keys, shape.dimension)))})"
 
 
 def _markdown_table(columns: list[str], rows: list[list[str]]) -> str:

@@ -27,6 +27,8 @@ COMMON_FLAGS = (
     "-std=c++20",
     "-fPIC",
     "-fvisibility=hidden",
+    # An element is read as a float, as a pair of bfloat16 and as a vector of either.
+    "-fno-strict-aliasing",
     # The stable interface as it was in torch 2.10, so that one binary serves every later torch.
     "-DTORCH_TARGET_VERSION=0x020a000000000000",
 )

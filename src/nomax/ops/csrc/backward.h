@@ -13,7 +13,7 @@
 namespace nomax {
 namespace NOMAX_ISA {
 
-constexpr int64_t GRADIENT_ROWS = BIAS_BLOCK, GRADIENT_KEYS = W == 16 ? 192 : 96;
+constexpr int64_t GRADIENT_ROWS = BIAS_BLOCK, GRADIENT_KEYS = W == 16 ? 192 : 144;
 
 // One row of scores `a` and weight gradients `g` becomes weights and score gradients, zero where this row does not look.
 template <class H> struct Differentiate {
@@ -128,9 +128,9 @@ template <class Element> struct GradientTile {
         continue;
       }
       panel_products(tile_rows, seen, query.data + r * query.stride, query.stride, block.key_panels,
-                     elements<Element>(p.dim), Put{a, GRADIENT_KEYS});
+                     elements<Element>(p.dim), Put{a, GRADIENT_KEYS, chunk_of(p.activation)});
       panel_products(tile_rows, seen, grad.data + r * grad.stride, grad.stride, block.value_panels,
-                     elements<Element>(p.value_dim), Put{g, GRADIENT_KEYS});
+                     elements<Element>(p.value_dim), Put{g, GRADIENT_KEYS, chunk_of(p.activation)});
       for (int i = 0; i < tile_rows; i++) {
         const Row& row = rows[r + i];
         const float* row_bias = keys.bias ? keys.bias + block.first : nullptr;
@@ -223,15 +223,17 @@ template <class Element> static void backward_keys(const Problem& p, const Task&
   memset(grad_query, 0, group * s.queries * width * sizeof(float));
 
   const int64_t end = least(keys.count, task.first + task.count);
-  for (int64_t k = task.first; k < end; k += GRADIENT_KEYS) {
-    const int64_t count = least(GRADIENT_KEYS, end - k);
+  const int64_t key_piece = even_piece(end - task.first, GRADIENT_KEYS, W);
+  const int64_t row_piece = even_piece(s.queries, GRADIENT_ROWS, 1);
+  for (int64_t k = task.first; k < end; k += key_piece) {
+    const int64_t count = least(key_piece, end - k);
     memory.block.pack(p, key_source, value_source, k, count);
     memset(memory.grad_key, 0, count * width * sizeof(float));
     memset(memory.grad_value, 0, count * value_width * sizeof(float));
-    const int64_t blind = p.causal ? most(0, k - p.diagonal) / GRADIENT_ROWS * GRADIENT_ROWS : 0;
+    const int64_t blind = p.causal ? most(0, k - p.diagonal) / row_piece * row_piece : 0;
     for (int64_t head = first_head; head < first_head + group; head++)
-      for (int64_t r = blind; r < s.queries; r += GRADIENT_ROWS) {
-        const int64_t size = least(GRADIENT_ROWS, s.queries - r);
+      for (int64_t r = blind; r < s.queries; r += row_piece) {
+        const int64_t size = least(row_piece, s.queries - r);
         if (!memory.tile.compute(p, s, keys, dropout, head, r, size, memory.block)) continue;
         memory.tile.add_key_gradients(p, s, head, r, memory.grad_key, memory.grad_value);
         memory.tile.add_query_gradient(p, memory.block, grad_query + ((head - first_head) * s.queries + r) * width);

@@ -31,9 +31,10 @@ std::vector<Choice> find_kernels() {
   std::vector<Choice> found;      // best first
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  [[maybe_unused]] const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+  [[maybe_unused]] const bool avx512 = __builtin_cpu_supports("f16c") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  [[maybe_unused]] const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  [[maybe_unused]] const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                                     __builtin_cpu_supports("f16c");
 #if defined(NOMAX_HAVE_AVX512_BF16)
   found.push_back({&kernel_avx512_bf16, avx512 && __builtin_cpu_supports("avx512bf16")});
 #endif

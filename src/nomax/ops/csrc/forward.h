@@ -8,7 +8,7 @@
 namespace nomax {
 namespace NOMAX_ISA {
 
-constexpr int64_t KEY_BLOCK = 128;
+constexpr int64_t KEY_BLOCK = 256;
 
 template <class Element> struct ForwardMemory {
   char* keys;
@@ -148,7 +148,8 @@ template <class Element> static void forward_rows(const Problem& p, const Task& 
         panel_products(count, seen, left_rows, query.stride, memory.panels, steps,
                        PutRelu<Element>{memory.weights, weights_stride});
       } else {
-        panel_products(count, seen, left_rows, query.stride, memory.panels, steps, Put{memory.scores, KEY_BLOCK});
+        panel_products(count, seen, left_rows, query.stride, memory.panels, steps, 
+                       Put{memory.scores, KEY_BLOCK, chunk_of(p.activation)});
         for (int i = 0; i < count; i++)
           weigh(weighing, rows[i], k, seen, memory.scores + i * KEY_BLOCK,
                 keys.mask_by_row ? memory.bias + i * KEY_BLOCK : keys.bias ? keys.bias + k : nullptr,

@@ -41,7 +41,7 @@ struct Problem {
 };
 
 constexpr int64_t ROW_BLOCK = 512;     // the most rows that a forward task takes
-constexpr int64_t BIAS_BLOCK = 48;     // rows, or keys, of a task of the bias gradient
+constexpr int64_t BIAS_BLOCK = 60;     // rows, or keys, of a task of the bias gradient
 
 // A piece of work that one thread does alone. Its result never depends on how many threads there are.
 struct Task {

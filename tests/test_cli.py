@@ -1,0 +1,52 @@
+"""The command line: what it says when asked, and when something is misspelt."""
+
+import subprocess
+import sys
+
+import pytest
+
+from nomax import __version__
+from nomax.cli import COMMANDS, main
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["bench", "--help"]])
+def test_help_lists_the_commands(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    for name, (_, text) in COMMANDS.items():
+        assert name in out
+        assert text in out
+
+
+def test_a_misspelt_command_gets_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["benhc", "attention"]) == 2
+    assert "did you mean: nomax bench attention?" in capsys.readouterr().err
+
+
+def test_part_of_a_command_lists_what_follows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench"]) == 2
+    captured = capsys.readouterr()
+    assert "nomax bench attention" in captured.err
+    assert "there is no command" not in captured.err
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"nomax {__version__}\n"
+
+
+def test_help_imports_no_command() -> None:
+    code = "import sys; from nomax.cli import main; main(['--help']); print(sorted(sys.modules))"
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    for module in ("nomax.bench", "tyro", "rich", "matplotlib"):
+        assert f"'{module}'" not in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_its_options(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        main([*command.split(), "--help"])
+    assert leaving.value.code == 0
+    out = capsys.readouterr().out
+    assert f"usage: nomax {command}" in out
+    assert "--smoke" in out
