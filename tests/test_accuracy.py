@@ -1,10 +1,12 @@
 """Each backend against float64: its error may be at most twice that of the reference in the same precision."""
 
 import itertools
+import warnings
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 
 import nomax
 from nomax.phi import ACTIVATIONS
@@ -38,9 +40,9 @@ def make_mask(kind: str, batch: int, heads: int, queries: int, keys: int, dtype:
         case "causal":
             return {"is_causal": True}
         case "lower right":
-            from torch.nn.attention.bias import causal_lower_right
-
-            return {"attn_mask": causal_lower_right(queries, keys)}
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of NaN where a query sees nothing: softmax's trouble, not ours
+                return {"attn_mask": causal_lower_right(queries, keys)}
         case "padding":
             lengths = torch.randint(0, keys + 1, (batch,))
             return {"attn_mask": (torch.arange(keys) < lengths[:, None])[:, None, None]}
@@ -101,7 +103,8 @@ def cases():
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("activation", "mask", "dtype", "layout", "length", "dim"), list(cases()))
 def test_error_is_at_most_twice_the_references(backend, activation, mask, dtype, layout, length, dim):
-    batch, heads = (1, 2) if length > 500 else (2, 3)
+    # A norm over a handful of roundings is luck: short sequences come in larger batches.
+    batch, heads = (1, 1) if length > 500 else (2, 3) if length > 7 else (2, 64)
     tensors = [make(batch, heads, length, dim, layout, dtype, 1.0) for _ in range(3)]
     check(backend, f"{activation}/L", tensors, make_mask(mask, batch, heads, length, length, dtype))
 

@@ -1,0 +1,26 @@
+import re
+from pathlib import Path
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+
+
+def test_the_example_runs(capsys):
+    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    exec(example, {})
+    assert "cpu backend" in capsys.readouterr().out
+
+
+def test_every_phi_of_the_table_is_one():
+    from nomax import Phi
+
+    spellings = [
+        cell for row in re.findall(r"^\| (`.*?`) \|", README, flags=re.MULTILINE) for cell in re.findall("`(.*?)`", row)
+    ]
+    assert len(spellings) >= 11
+    for spelling in spellings:
+        assert str(Phi.parse(spelling)) == spelling
+
+
+def test_the_measured_table_is_what_the_bench_wrote():
+    written = (Path(__file__).parent.parent / "benchmarks" / "results" / "attention.md").read_text()
+    assert written.strip() in README
