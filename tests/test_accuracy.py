@@ -71,7 +71,8 @@ def outputs_and_gradients(backend: str, phi: str, tensors: list[Tensor], grad: T
     return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
 
 
-def check(backend: str, phi: str, tensors: list[Tensor], masking: dict) -> None:
+def squared_errors(backend: str, phi: str, tensors: list[Tensor], masking: dict) -> Tensor:
+    """For the output and each gradient: the backend's error, the reference's, and that of rounding the exact result."""
     dtype = tensors[0].dtype
     query, _, value = tensors
     grad = torch.randn(*query.shape[:3], value.shape[3]).to(dtype)
@@ -83,13 +84,23 @@ def check(backend: str, phi: str, tensors: list[Tensor], masking: dict) -> None:
     got = outputs_and_gradients(backend, phi, tensors, grad, masking)
     same = outputs_and_gradients("reference", phi, tensors, grad, masking)
     exact = outputs_and_gradients("reference", phi, [x.double() for x in tensors], grad.double(), doubled)
-    for name, x, y, z in zip(["out", "query", "key", "value", "mask"], got, same, exact, strict=False):
+    for x, z in zip(got, exact, strict=True):
         assert x.dtype == dtype
         assert x.shape == z.shape
-        error, allowed = (x.double() - z).norm(), 2 * (y.double() - z).norm()
+    return torch.stack(
+        [
+            torch.stack([(approximation.double() - z).square().sum() for approximation in (x, y, z.to(dtype))])
+            for x, y, z in zip(got, same, exact, strict=True)
+        ]
+    )
+
+
+def check(backend: str, phi: str, draw, draws: int = 1) -> None:
+    """draw() makes tensors and a mask. Short sequences are drawn several times: a norm of few roundings is luck."""
+    errors = sum(squared_errors(backend, phi, *draw()) for _ in range(draws)).sqrt()
+    for name, (error, reference, rounding) in zip(["out", "query", "key", "value", "mask"], errors, strict=False):
         # One rounding of the exact result to the dtype is nobody's fault.
-        rounding = (z.to(dtype).double() - z).norm()
-        assert error <= allowed + rounding, f"{name}: error {error:.3e}, allowed {allowed:.3e} and {rounding:.3e}"
+        assert error <= 2 * reference + rounding, f"{name}: {error:.3e}, reference {reference:.3e}, {rounding:.3e}"
 
 
 def cases():
@@ -103,10 +114,13 @@ def cases():
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("activation", "mask", "dtype", "layout", "length", "dim"), list(cases()))
 def test_error_is_at_most_twice_the_references(backend, activation, mask, dtype, layout, length, dim):
-    # A norm over a handful of roundings is luck: short sequences come in larger batches.
-    batch, heads = (1, 1) if length > 500 else (2, 3) if length > 7 else (2, 64)
-    tensors = [make(batch, heads, length, dim, layout, dtype, 1.0) for _ in range(3)]
-    check(backend, f"{activation}/L", tensors, make_mask(mask, batch, heads, length, length, dtype))
+    batch, heads = (1, 1) if length > 500 else (2, 3)
+
+    def draw():
+        tensors = [make(batch, heads, length, dim, layout, dtype, 1.0) for _ in range(3)]
+        return tensors, make_mask(mask, batch, heads, length, length, dtype)
+
+    check(backend, f"{activation}/L", draw, draws=1 if length > 7 else 20 if dtype == torch.float32 else 3)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -114,8 +128,10 @@ def test_error_is_at_most_twice_the_references(backend, activation, mask, dtype,
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("activation", ["relu", "gelu", "sigmoid"])
 def test_on_every_instruction_set(backend, activation, mask, dtype, instruction_set):
-    tensors = [make(2, 3, 70, 59, "packed", dtype, 1.0) for _ in range(3)]
-    check(backend, f"{activation}/L", tensors, make_mask(mask, 2, 3, 70, 70, dtype))
+    def draw():
+        return [make(2, 3, 70, 59, "packed", dtype, 1.0) for _ in range(3)], make_mask(mask, 2, 3, 70, 70, dtype)
+
+    check(backend, f"{activation}/L", draw)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -123,8 +139,12 @@ def test_on_every_instruction_set(backend, activation, mask, dtype, instruction_
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_large_scores(backend, activation, dtype, instruction_set):
     """Scores up to about ±50, where an exponential overflows or a tail vanishes."""
-    tensors = [make(1, 2, 97, 64, "contiguous", dtype, 4.0) for _ in range(2)] + [torch.randn(1, 2, 97, 64).to(dtype)]
-    check(backend, activation, tensors, {})
+
+    def draw():
+        query, key = (make(1, 2, 97, 64, "contiguous", dtype, 4.0) for _ in range(2))
+        return [query, key, make(1, 2, 97, 64, "contiguous", dtype, 1.0)], {}
+
+    check(backend, activation, draw)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -134,14 +154,20 @@ def test_large_scores(backend, activation, dtype, instruction_set):
 )
 @pytest.mark.parametrize("mask", ["none", "causal", "lower right", "padding", "bias"])
 def test_cross_attention_and_value_dimension(backend, queries, keys, dim, value_dim, mask, dtype):
-    query = make(2, 4, queries, dim, "packed", dtype, 1.0)
-    key, value = make(2, 4, keys, dim, "packed", dtype, 1.0), make(2, 4, keys, value_dim, "contiguous", dtype, 1.0)
-    check(backend, "relu/L^0.5", [query, key, value], make_mask(mask, 2, 4, queries, keys, dtype))
+    def draw():
+        query = make(2, 4, queries, dim, "packed", dtype, 1.0)
+        key, value = make(2, 4, keys, dim, "packed", dtype, 1.0), make(2, 4, keys, value_dim, "contiguous", dtype, 1.0)
+        return [query, key, value], make_mask(mask, 2, 4, queries, keys, dtype)
+
+    check(backend, "relu/L^0.5", draw, draws=4)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("phi", ["sigmoid(x-log L)", "relu(x-0.25)/L", "1.5*softplus/L^0.5, L=keys", "silu/L, L=64"])
 @pytest.mark.parametrize("mask", MASKS)
 def test_every_part_of_phi(backend, phi, mask):
-    tensors = [make(2, 2, 60, 32, "contiguous", torch.float32, 1.0) for _ in range(3)]
-    check(backend, phi, tensors, make_mask(mask, 2, 2, 60, 60, torch.float32))
+    def draw():
+        tensors = [make(2, 2, 60, 32, "contiguous", torch.float32, 1.0) for _ in range(3)]
+        return tensors, make_mask(mask, 2, 2, 60, 60, torch.float32)
+
+    check(backend, phi, draw)

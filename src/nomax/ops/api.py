@@ -187,7 +187,7 @@ def visible_keys(
     The counts are int64 and broadcast to the result's [..., heads, queries]; a mask that is the same for all heads or
     queries gives counts of size 1 there. To scale every row by a learned power of L, with h alone as φ:
 
-        out = attention(q, k, v, mask, phi="relu") * visible_keys(q, k, mask).unsqueeze(-1) ** -alpha
+        out = attention(q, k, v, mask, phi="relu") * visible_keys(q, k, mask).clamp(min=1).unsqueeze(-1) ** -alpha
     """
     q, k, _, leading = canonical(query, key, key, enable_gqa)
     mask, diagonal = canonical_mask(attn_mask, is_causal, q, k, leading)

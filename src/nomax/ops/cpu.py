@@ -4,6 +4,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from nomax.ops import operators
 from nomax.phi import ACTIVATIONS, Phi
@@ -19,6 +20,8 @@ def unsupported(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) 
         kinds = {str(level.key()) for level in torch._C._functorch.get_interpreter_stack() or ()}
         if kinds - {"TransformType.Vmap", "TransformType.Functionalize"}:
             reasons.append("torch.func.grad and its kin work on the reference backend only (vmap works here)")
+    if forward_ad._current_level >= 0:
+        reasons.append("forward-mode derivatives work on the reference backend only")
     for name, x in (("query", query), ("attn_mask", mask)):
         if x is not None and not x.is_cpu:
             reasons.append(f"{name} is on {x.device}, but the kernels run on the CPU")
@@ -88,11 +91,14 @@ def attend_plainly(query: Tensor, key: Tensor, value: Tensor, phi: str | Phi) ->
         or torch.is_autocast_enabled("cpu")
         or (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))
         or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or not (query.is_cpu and key.is_cpu and value.is_cpu)
+        or not (query.dim() == key.dim() == value.dim() == 4)
     ):
         return None
     activation, alpha, gain, shift, fixed_length = _constants(phi)
     shape, key_shape = query.shape, key.shape
-    if activation is None or not (query.dim() == 4 and shape[1] == key_shape[1] and shape[3] and key_shape[2]):
+    if activation is None or not (shape[1] == key_shape[1] and shape[3] and key_shape[2]):
         return None
     factor = gain * (fixed_length or key_shape[2]) ** -alpha
     try:
@@ -100,7 +106,7 @@ def attend_plainly(query: Tensor, key: Tensor, value: Tensor, phi: str | Phi) ->
             query, key, value, None, None, None, None, None, None,
             activation, shape[3] ** -0.5, factor, shift, None, 0.0, False,
         )[0]  # fmt: skip
-    except (RuntimeError, IndexError):
+    except RuntimeError:
         return None  # the general way finds out what is wrong, and says it in words
 
 

@@ -119,9 +119,9 @@ def _memory(chosen: str, query: Tensor, key: Tensor, value: Tensor) -> str:
         return f"holds {matrix}, two to three times, and keeps it for the backward pass"
     if chosen == "torch":
         return f"PyTorch decides whether to hold {matrix}"
-    # A forward task packs up to 512 queries and their sums, and 128 keys (twice) and values at a time.
-    tile = 4 * (512 * (dimension + value.shape[3]) + 128 * (2 * dimension + value.shape[3]))
-    return f"about {_bytes(tile)} per thread forwards, instead of {matrix}"
+    # A forward task packs up to 512 queries and their sums, and 256 keys (twice) and values at a time.
+    tile = 4 * (512 * (dimension + value.shape[3]) + 256 * (2 * dimension + value.shape[3]))
+    return f"at most about {_bytes(tile)} per thread forwards, instead of {matrix}"
 
 
 def _bytes(count: float) -> str:

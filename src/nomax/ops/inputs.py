@@ -26,7 +26,7 @@ def canonical(
         return query, key, value, None
     check_tensors(query, key, value)
     device = query.device.type
-    if torch.is_autocast_enabled(device) and query.dtype != torch.float64:
+    if autocasts(device) and query.dtype != torch.float64:
         query, key, value = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (query, key, value))
     if query.dtype != key.dtype or query.dtype != value.dtype:
         raise ValueError(
@@ -60,10 +60,15 @@ def canonical_mask(
         return None, _diagonal_of(attn_mask, queries, keys)
     check_mask(attn_mask, query)
     mask = _mask_in_four(attn_mask, (*(query.shape[:2] if leading is None else leading), queries, keys))
-    if mask.dtype not in (torch.bool, query.dtype) and torch.is_autocast_enabled(query.device.type):
+    if mask.dtype not in (torch.bool, query.dtype) and autocasts(query.device.type):
         # Autocast converts the mask too. The minimum of one dtype need not be that of another, but -inf is -inf in all.
         mask = mask.to(query.dtype).masked_fill(hidden(mask), -torch.inf)
     return mask, None
+
+
+def autocasts(device: str) -> bool:
+    # Asking for a device that autocast does not know, such as meta, is an error.
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def _are_usual(query: Tensor, key: Tensor, value: Tensor) -> bool:

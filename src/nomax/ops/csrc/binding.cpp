@@ -153,7 +153,7 @@ Problem problem(const Tensor& query, const Tensor& key, const Tensor& value, con
   p.causal = diagonal.has_value();
   p.diagonal = diagonal.value_or(0);
   STD_TORCH_CHECK(!p.causal || !p.mask.data, "nomax: a mask and a diagonal exclude each other");
-  p.dropout = float(dropout);
+  p.dropout = dropout;
   if (dropout > 0) {
     STD_TORCH_CHECK(seed && seed->is_cpu() && seed->scalar_type() == ScalarType::Long && seed->numel() == 1,
                     "nomax: dropout needs a seed, one int64 on the CPU");

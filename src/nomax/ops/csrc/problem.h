@@ -24,7 +24,7 @@ struct Problem {
   float scale = 1, gain = 1, shift = 0;
   bool causal = false;
   int64_t diagonal = 0;                    // if causal: query i sees key j when j <= i + diagonal
-  float dropout = 0;
+  double dropout = 0;                      // double, so that the coin falls as in every other backend
   uint64_t seed = 0;
 
   View query, key, value, mask, row_gain, row_shift;          // inputs

@@ -59,9 +59,9 @@ struct Dropout {
   float factor;
 
   explicit Dropout(const Problem& p) {
-    double bound = p.dropout * 4294967296.0 + 0.5;
+    double bound = __builtin_rint(p.dropout * 4294967296.0);
     threshold = bound >= 4294967295.0 ? 0xffffffffu : uint32_t(bound);
-    factor = p.dropout < 1 ? 1 / (1 - p.dropout) : 0;
+    factor = p.dropout < 1 ? float(1 / (1 - p.dropout)) : 0;
   }
 
   Vec weights(const Row& r, Int key) const {

@@ -120,8 +120,9 @@ NOMAX_INLINE Vec nearest(Vec x) {
   return (x + shifter) - shifter;
 }
 
-NOMAX_INLINE Vec exponential(Vec x) {
-  x = at_most(88.0f, at_least(-87.0f, x));
+// Zero and infinity beyond ±87 or so, where single precision ends: a product with a large number must not bring it back.
+NOMAX_INLINE Vec exponential(Vec exponent) {
+  Vec x = at_most(88.0f, at_least(-87.0f, exponent));
   Vec n = nearest(x * 1.44269504f);
   Vec r = x - n * 0.693145752f;         // ln 2 in two parts: the first times n is exact
   r = r - n * 1.42860677e-6f;
@@ -133,7 +134,8 @@ NOMAX_INLINE Vec exponential(Vec x) {
   sum = sum * r + 0.5f;
   sum = sum * r + 1.0f;
   sum = sum * r + 1.0f;
-  return sum * power_of_two(n);
+  Vec result = choose(exponent > 88.0f, all(__builtin_inff()), sum * power_of_two(n));
+  return choose(exponent < -87.0f, Vec{}, result);
 }
 
 // For positive, finite x.
