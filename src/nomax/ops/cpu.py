@@ -100,13 +100,13 @@ def attend_plainly(query: Tensor, key: Tensor, value: Tensor, phi: str | Phi) ->
     shape, key_shape = query.shape, key.shape
     if activation is None or not (shape[1] == key_shape[1] and shape[3] and key_shape[2]):
         return None
-    factor = gain * (fixed_length or key_shape[2]) ** -alpha
     try:
+        factor = gain * (fixed_length or key_shape[2]) ** -alpha
         return operators.attend_forward(
             query, key, value, None, None, None, None, None, None,
             activation, shape[3] ** -0.5, factor, shift, None, 0.0, False,
         )[0]  # fmt: skip
-    except RuntimeError:
+    except (RuntimeError, OverflowError):
         return None  # the general way finds out what is wrong, and says it in words
 
 

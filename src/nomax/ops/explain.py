@@ -105,6 +105,8 @@ def _where(phi: Phi, query: Tensor, key: Tensor, mask: Tensor | None, diagonal: 
 
 
 def _range(counts: Tensor) -> str:
+    if counts.is_meta:
+        return "(uncounted)"
     if counts.numel() == 0:
         return "0"
     low, high = int(counts.min()), int(counts.max())

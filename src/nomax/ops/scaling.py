@@ -52,7 +52,11 @@ def factors(
     # A query that sees no key has nothing to scale: with 1 for its L, its row of zeros stays one.
     if type(n) is int and not torch.compiler.is_compiling():
         n = max(n, 1)
-        return phi.gain * n**-phi.alpha, -math.log(n) if phi.shift == MINUS_LOG_L else shift, None, None
+        try:
+            gain = phi.gain * n**-phi.alpha
+        except OverflowError:
+            raise ValueError(f"phi={str(phi)!r} asks for {n}^{-phi.alpha:g}, which is too large for a number.") from None
+        return gain, -math.log(n) if phi.shift == MINUS_LOG_L else shift, None, None
     # A size that torch.compile keeps symbolic must stay in its graph, as a tensor; a Python number would not.
     if not isinstance(n, Tensor):
         n = torch.full((1, 1, 1), n, dtype=visible.wide(query), device=query.device)

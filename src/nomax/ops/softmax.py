@@ -1,11 +1,13 @@
 """Softmax attention, the peer: PyTorch's own operation, with row statistics beside it."""
 
+from contextlib import nullcontext
 from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nomax.ops.inputs import autocasts
 from nomax.ops.rows import Rows
 from nomax.ops.scaling import default_scale
 from nomax.ops.visible import below, wide
@@ -43,7 +45,9 @@ def rows(query: Tensor, key: Tensor, mask: Tensor | None, diagonal: int | None, 
     """Return the rows of the softmax weights, from the whole matrix of them."""
     key = key.repeat_interleave(query.shape[1] // max(key.shape[1], 1), dim=1)
     scale = default_scale(query) if scale is None else scale
-    scores = query.to(wide(query)) @ key.to(wide(query)).transpose(-2, -1) * scale
+    device = query.device.type
+    with torch.autocast(device, enabled=False) if autocasts(device) else nullcontext():
+        scores = query.to(wide(query)) @ key.to(wide(query)).transpose(-2, -1) * scale
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     if diagonal is not None:
