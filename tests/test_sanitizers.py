@@ -62,7 +62,7 @@ def test_kernels_agree_with_naive_loops_and_touch_no_foreign_memory(program: Pro
         ["-O1", str(DRIVER), "-o", driver],
     ]
     with ThreadPoolExecutor(len(units)) as pool:
-        list(pool.map(lambda unit: _run([*compiler, LANGUAGE, name, "-c", *unit]), units))
+        list(pool.map(lambda unit: _run([*compiler, LANGUAGE, "-fno-strict-aliasing", name, "-c", *unit]), units))
     _run([*compiler, *program.sanitizers, kernel, driver, "-o", executable])
 
     assert _run([executable]).endswith(" passed, 0 failed\n")

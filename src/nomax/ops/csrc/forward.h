@@ -47,7 +47,14 @@ template <class Element> struct Weigh {
     static void call(const Weighing& w, const Row& row, int64_t first, int64_t count, const float* scores,
                      const float* bias, Element* weights, float* row_sum, float* row_log) {
       if (row.limit >= first + count && !bias && !row_sum && w.p.dropout == 0) {
-        for (int64_t j = 0; j < count; j += W) put_weights(weights, j, H::value(load(scores + j) * w.scale + row.shift));
+        int64_t j = 0;
+        for (; j + 2 * W <= count; j += 2 * W) {
+          Vec x = load(scores + j) * w.scale + row.shift, y = load(scores + j + W) * w.scale + row.shift;
+          Vec a = H::value(x), b = H::value(y);
+          put_weights(weights, j, a);
+          put_weights(weights, j + W, b);
+        }
+        for (; j < count; j += W) put_weights(weights, j, H::value(load(scores + j) * w.scale + row.shift));
         return;
       }
       const int32_t limit = int32_t(least(row.limit, first + count));
