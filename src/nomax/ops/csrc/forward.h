@@ -8,7 +8,7 @@
 namespace nomax {
 namespace NOMAX_ISA {
 
-constexpr int64_t KEY_BLOCK = 256;
+constexpr int64_t KEY_BLOCK = 128;
 
 template <class Element> struct ForwardMemory {
   char* keys;
@@ -34,33 +34,44 @@ template <class Element> struct ForwardMemory {
   }
 };
 
-// The scores of one row and the kept keys [first, first + count) become weights.
-struct Weighing {
+// The scores of some rows and of the kept keys [first, first + count) become weights.
+template <class Element> struct Weighing {
   const Problem& p;
   const Keys& keys;
   Dropout dropout;
   float scale;
+
+  const Row* rows;
+  int64_t first, count;
+  const float* scores;                 // [rows][KEY_BLOCK]
+  const float* bias;                   // [rows][bias_stride], or null
+  int64_t bias_stride;
+  Element* weights;                    // [rows][KEY_BLOCK numbers]
+  float *row_sum, *row_log;            // [rows][W], or null
 };
 
 template <class Element> struct Weigh {
   template <class H> struct With {
-    static void call(const Weighing& w, const Row& row, int64_t first, int64_t count, const float* scores,
-                     const float* bias, Element* weights, float* row_sum, float* row_log) {
-      if (row.limit >= first + count && !bias && !row_sum && w.p.dropout == 0) {
-        int64_t j = 0;
-        for (; j + 2 * W <= count; j += 2 * W) {
-          Vec x = load(scores + j) * w.scale + row.shift, y = load(scores + j + W) * w.scale + row.shift;
-          Vec a = H::value(x), b = H::value(y);
-          put_weights(weights, j, a);
-          put_weights(weights, j + W, b);
-        }
-        for (; j < count; j += W) put_weights(weights, j, H::value(load(scores + j) * w.scale + row.shift));
-        return;
+    static void call(const Weighing<Element>& w, int rows) {
+      for (int r = 0; r < rows; r++) {
+        const Row& row = w.rows[r];
+        const float* scores = w.scores + r * KEY_BLOCK;
+        Element* weights = w.weights + r * (KEY_BLOCK / Element::each);
+        if (row.limit < w.first + w.count || w.bias || w.row_sum || w.p.dropout > 0)
+          general(w, r, row, scores, weights);
+        else
+          for (int64_t j = 0; j < w.count; j += W)
+            put_weights(weights, j, H::value(load(scores + j) * w.scale + row.shift));
       }
-      const int32_t limit = int32_t(least(row.limit, first + count));
+    }
+
+    static __attribute__((noinline)) void general(const Weighing<Element>& w, int r, const Row& row, const float* scores,
+                                                  Element* weights) {
+      const int32_t limit = int32_t(least(row.limit, w.first + w.count));
+      const float* bias = w.bias ? w.bias + r * w.bias_stride : nullptr;
       Vec sum{}, log_sum{};
-      for (int64_t j = 0; j < count; j += W) {
-        Int visible = counting() + int32_t(first + j) < limit;
+      for (int64_t j = 0; j < w.count; j += W) {
+        Int visible = counting() + int32_t(w.first + j) < limit;
         Vec x = load(scores + j) * w.scale + row.shift;
         if (bias) {
           Vec b = load(bias + j);
@@ -68,16 +79,16 @@ template <class Element> struct Weigh {
           visible &= b != HIDDEN;
         }
         Vec h = where(visible, H::value(x));
-        if (row_sum) {
+        if (w.row_sum) {
           sum += h;
           log_sum += where(h > 0.0f, h * logarithm(h));
         }
-        if (w.p.dropout > 0) h *= w.dropout.weights(row, w.keys.original(first + j));
+        if (w.p.dropout > 0) h *= w.dropout.weights(row, w.keys.original(w.first + j));
         put_weights(weights, j, h);
       }
-      if (row_sum) {
-        store(row_sum, load(row_sum) + sum);
-        store(row_log, load(row_log) + log_sum);
+      if (w.row_sum) {
+        store(w.row_sum + r * W, load(w.row_sum + r * W) + sum);
+        store(w.row_log + r * W, load(w.row_log + r * W) + log_sum);
       }
     }
   };
@@ -124,7 +135,9 @@ template <class Element> static void forward_rows(const Problem& p, const Task& 
                              (!keys.mask_by_row || p.mask.type == Type::boolean);
   const bool bare = p.activation == Activation::relu && p.scale > 0 && nothing_added && !p.row_sum;
   const bool fused = bare && !keys.mask_by_row && p.dropout == 0;
-  const Weighing weighing{p, keys, Dropout(p), bare ? 1.0f : p.scale};
+  Weighing<Element> weighing{p, keys, Dropout(p), bare ? 1.0f : p.scale, nullptr, 0, 0, memory.scores, nullptr, 0,
+                             memory.weights, nullptr, nullptr};
+  if (keys.mask_by_row) weighing.bias = memory.bias, weighing.bias_stride = KEY_BLOCK;
   const auto weigh = with_activation<Weigh<Element>::template With>(p.activation);
 
   for (int64_t k = 0; k < reach; k += KEY_BLOCK) {
@@ -157,11 +170,12 @@ template <class Element> static void forward_rows(const Problem& p, const Task& 
       } else {
         panel_products(count, seen, left_rows, query.stride, memory.panels, steps, 
                        Put{memory.scores, KEY_BLOCK, chunk_of(p.activation)});
-        for (int i = 0; i < count; i++)
-          weigh(weighing, rows[i], k, seen, memory.scores + i * KEY_BLOCK,
-                keys.mask_by_row ? memory.bias + i * KEY_BLOCK : keys.bias ? keys.bias + k : nullptr,
-                memory.weights + i * weights_stride, p.row_sum ? memory.row_sum + (r + i) * W : nullptr,
-                p.row_sum ? memory.row_log + (r + i) * W : nullptr);
+        weighing.rows = rows;
+        weighing.first = k;
+        weighing.count = seen;
+        if (keys.bias) weighing.bias = keys.bias + k;
+        if (p.row_sum) weighing.row_sum = memory.row_sum + r * W, weighing.row_log = memory.row_log + r * W;
+        weigh(weighing, count);
       }
       if (Element::each == 2 && seen % 2)      // the pair that reaches past the last key
         for (int i = 0; i < count; i++) reinterpret_cast<uint16_t*>(memory.weights + i * weights_stride)[seen] = 0;
