@@ -55,7 +55,9 @@ def factors(
         try:
             gain = phi.gain * n**-phi.alpha
         except OverflowError:
-            raise ValueError(f"phi={str(phi)!r} asks for {n}^{-phi.alpha:g}, which is too large for a number.") from None
+            raise ValueError(
+                f"phi={str(phi)!r} asks for {n}^{-phi.alpha:g}, which is too large for a number."
+            ) from None
         return gain, -math.log(n) if phi.shift == MINUS_LOG_L else shift, None, None
     # A size that torch.compile keeps symbolic must stay in its graph, as a tensor; a Python number would not.
     if not isinstance(n, Tensor):
