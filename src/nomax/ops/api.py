@@ -74,7 +74,7 @@ def attention(
 
     A query that sees no key gets exactly zero, with zero gradients.
     """
-    if attn_mask is None and scale is None and backend is None and not (dropout_p or is_causal or return_rows):
+    if attn_mask is None and scale is None and backend in (None, "cpu") and not (dropout_p or is_causal or return_rows):
         plain = cpu.attend_plainly(query, key, value, phi)
         if plain is not None:
             return plain
