@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nomax.ops import cpu
+from nomax.ops import cpu, operators
 
 
 @pytest.fixture(autouse=True)
@@ -24,3 +24,9 @@ def instruction_set(request, monkeypatch):
     if request.param == "portable":
         monkeypatch.setenv("NOMAX_ISA", "portable")
     return cpu.instruction_set()
+
+
+@pytest.fixture
+def no_short_way(monkeypatch):
+    """Plain calls take the general way, as they do before the kernels are loaded."""
+    monkeypatch.setattr(operators, "attend_forward", None)

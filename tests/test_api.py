@@ -178,7 +178,7 @@ def broken_kernels(monkeypatch):
     monkeypatch.setattr(backends, "_build_error", None)
 
 
-def test_kernels_that_do_not_compile_warn_once_and_leave_the_reference(broken_kernels):
+def test_kernels_that_do_not_compile_warn_once_and_leave_the_reference(broken_kernels, no_short_way):
     assert nomax.explain(q, k, v).reasons == {"cpu": ["no compiler here, install one"]}
     with pytest.warns(RuntimeWarning, match="no compiler here") as caught:
         out = nomax.attention(q, k, v)
@@ -193,7 +193,7 @@ def test_kernels_that_do_not_compile_warn_once_and_leave_the_reference(broken_ke
     assert explanation.reasons == {"cpu": ["no compiler here, install one"]}
 
 
-def test_insisting_on_kernels_that_do_not_compile_raises(broken_kernels):
+def test_insisting_on_kernels_that_do_not_compile_raises(broken_kernels, no_short_way):
     with pytest.raises(BuildError, match="no compiler here"):
         nomax.attention(q, k, v, backend="cpu")
     with pytest.raises(BuildError, match="no compiler here"):

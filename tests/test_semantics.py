@@ -346,7 +346,7 @@ def test_leading_dimensions_broadcast_as_in_sdpa(query, key, value, mask, backen
 
 
 @on_every_backend
-def test_the_usual_views_and_masks_reach_the_backend_as_they_are(backend, monkeypatch):
+def test_the_usual_views_and_masks_reach_the_backend_as_they_are(backend, monkeypatch, no_short_way):
     received = []
     attend = backends.BACKENDS[backend].attend
 
