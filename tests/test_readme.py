@@ -19,3 +19,8 @@ def test_every_phi_of_the_table_is_one():
     assert len(spellings) >= 11
     for spelling in spellings:
         assert str(Phi.parse(spelling)) == spelling
+
+
+def test_the_measured_tables_are_what_the_bench_wrote():
+    written = (Path(__file__).parent.parent / "benchmarks" / "results" / "attention.md").read_text()
+    assert written.strip() in README
