@@ -15,7 +15,7 @@ from nomax.ops.build import library
 # attend(query, key, value, mask, row_gain, row_shift, seed, query_offsets, key_offsets,
 #        activation, scale, gain, shift, diagonal, dropout, rows) -> out, statistics [2, B, H, Lq]
 TENSORS = 9
-MASK, SEED, DROPOUT = 3, 6, 14
+MASK, DROPOUT = 3, 14
 
 
 # torch.ops.nomax.attend_forward once it is loaded: a tiny call would notice the time it takes to look it up.
