@@ -16,23 +16,32 @@ struct Relu2 {
   NOMAX_INLINE void both(Vec x, Vec& h, Vec& d) { Vec r = at_least(0, x); h = r * r; d = r + r; }
 };
 
-// x·Φ(x), with Φ the cumulative normal distribution: Φ(-|x|) = t·P(t)·exp(-x²/2) with t = 1/(1 + 0.4·|x|/√2). P is a
-// least-squares fit of degree 8, with a relative error of 6e-8 up to |x| = 12, so that the tail keeps its precision.
+// x·Φ(x), with Φ the cumulative normal distribution: Φ(-t) = exp(-t²/2)·P(t)/Q(t), a minimax fit up to t = 13.2, where
+// single precision ends, with a relative error of 5e-9. All coefficients are positive: nothing cancels, and the tail
+// keeps its precision.
 struct Gelu {
-  NOMAX_INLINE Vec tail(Vec distance, Vec bell) {
-    Vec t = 1.0f / (distance * 0.282842712f + 1.0f);
-    Vec t2 = t * t, t4 = t2 * t2;
-    Vec low = (t * 0.0975130737f + 0.10071907f) * t2 + (t * 0.113255443f + 0.112814979f);
-    Vec high = (t * -0.0692673785f + 0.0400267551f) * t2 + (t * 0.0463894423f + 0.0380946556f);
-    return ((t4 * 0.0204539912f + high) * t4 + low) * (t * bell);
+  NOMAX_INLINE void tail(Vec t, Vec& numerator, Vec& denominator) {
+    Vec p = all(0.0040116543f), q = all(0.0100555802f);
+    q = q * t + 0.100087792f;
+    p = p * t + 0.0399262719f;
+    q = q * t + 0.463925093f;
+    p = p * t + 0.181134269f;
+    q = q * t + 1.19376564f;
+    p = p * t + 0.435452163f;
+    q = q * t + 1.66878927f;
+    numerator = p * t + 0.5f;
+    denominator = q * t + 1.0f;
   }
   NOMAX_INLINE Vec value(Vec x) {
-    Vec distance = magnitude(x);
-    return at_least(0, x) - distance * tail(distance, exponential(x * x * -0.5f));
+    Vec t = at_most(14, magnitude(x)), p, q;
+    tail(t, p, q);
+    return at_least(0, x) - t * exponential(t * t * -0.5f) * p / q;
   }
   NOMAX_INLINE void both(Vec x, Vec& h, Vec& d) {
-    Vec distance = magnitude(x), bell = exponential(x * x * -0.5f), small = tail(distance, bell);
-    h = at_least(0, x) - distance * small;
+    Vec t = at_most(14, magnitude(x)), p, q, bell = exponential(t * t * -0.5f);
+    tail(t, p, q);
+    Vec small = bell * p / q;
+    h = at_least(0, x) - t * small;
     d = choose(x > 0.0f, 1.0f - small, small) + x * bell * 0.39894228f;
   }
 };

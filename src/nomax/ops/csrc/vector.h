@@ -116,17 +116,14 @@ NOMAX_INLINE uint16_t to_float16(float x) {
 // e^x for x <= 0, and exactly zero where single precision ends: a product with a large number must not bring it back.
 NOMAX_INLINE Vec exponential(Vec x) {
   const float shifter = 0x1.8p23f;      // adding it leaves no room for a fraction: the whole part stands in the last bits
-  Vec bounded = at_least(-87.0f, x);
-  Vec shifted = bounded * 1.44269504f + shifter;
+  Vec shifted = x * 1.44269504f + shifter;
   Vec n = shifted - shifter;
-  Vec r = bounded - n * 0.693145752f;   // ln 2 in two parts: the first times n is exact
-  r = r - n * 1.42860677e-6f;
-  Vec sum = all(1.0f / 5040);           // the Taylor series: |r| <= ln(2)/2, so its next term is below 6e-9
-  sum = sum * r + 1.0f / 720;
-  sum = sum * r + 1.0f / 120;
-  sum = sum * r + 1.0f / 24;
-  sum = sum * r + 1.0f / 6;
-  sum = sum * r + 0.5f;
+  Vec r = x - n * 0.693147182f;         // ln 2 to 2e-9: enough, since the smallest results need it the least
+  Vec sum = all(0.00138145988f);        // a minimax fit on |r| <= ln(2)/2, with a relative error of 3e-9
+  sum = sum * r + 0.00836871658f;
+  sum = sum * r + 0.041668389f;
+  sum = sum * r + 0.166665211f;
+  sum = sum * r + 0.49999994f;
   sum = sum * r + 1.0f;
   sum = sum * r + 1.0f;
   Vec power = (Vec)((Int)sum + ((Int)shifted << 23));
@@ -149,14 +146,14 @@ NOMAX_INLINE Vec logarithm(Vec x) {
   return n * 0.693145752f + (n * 1.42860677e-6f + (s * z * series + s * 2.0f));
 }
 
-// log(1 + x) for 0 <= x <= 1: x times a polynomial of degree 9, fitted to a relative error of 5e-9; summed as a tree,
-// because it comes after another long chain.
+// log(1 + x) for 0 <= x <= 1: 2 artanh s with s = x/(2 + x) <= 1/3, a minimax fit with a relative error of 5e-9.
 NOMAX_INLINE Vec logarithm_of_one_plus(Vec x) {
-  Vec x2 = x * x, x4 = x2 * x2;
-  Vec low = (x * -0.249541312f + 0.333299607f) * x2 + (x * -0.499999017f + 1.0f);
-  Vec middle = (x * -0.0569588281f + 0.106035836f) * x2 + (x * -0.153055504f + 0.196759254f);
-  Vec high = x * -0.00324394181f + 0.0198510867f;
-  return ((high * x4 + middle) * x4 + low) * x;
+  Vec s = x / (x + 2.0f), z = s * s;
+  Vec series = all(0.280244619f);
+  series = series * z + 0.279991418f;
+  series = series * z + 0.400216997f;
+  series = series * z + 0.666664124f;
+  return (series * z + 2.0f) * s;
 }
 
 }  // namespace NOMAX_ISA
