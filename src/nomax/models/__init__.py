@@ -1,0 +1,9 @@
+"""Models on top of nomax.nn, and their weights on disk."""
+
+from nomax.models.big_vision import from_big_vision
+from nomax.models.foreign import from_timm
+from nomax.models.hub import load, save
+from nomax.models.vit import ViT
+from nomax.models.vit_config import ViTConfig
+
+__all__ = ["ViT", "ViTConfig", "from_big_vision", "from_timm", "load", "save"]

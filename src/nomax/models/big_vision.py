@@ -1,0 +1,125 @@
+"""big_vision's checkpoints (.npz), of today and from the years before, as a ViT of ours, with any φ."""
+
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nomax.models.foreign import build
+from nomax.models.vit import ViT
+from nomax.phi import Phi
+
+BLOCK = "Transformer/encoderblock"
+
+
+def from_big_vision(path: str | Path, variant: str | None = None, phi: str | Phi = "softmax", **options: Any) -> ViT:
+    """Make a ViT with the weights of a big_vision checkpoint (.npz).
+
+    Size, patch, classes, pooling and positions are read off the arrays; `options` are fields of ViTConfig that these do
+    not tell, e.g. image_size where positions are fixed or images no squares.
+    """
+    arrays = _read(Path(path))
+    if strange := [name for name in arrays if name.startswith("MAPHead")]:
+        raise ValueError(f"{path} pools with an attention head of its own ({strange[0]}, …), which ViT does not have.")
+    settings: dict[str, Any] = {"pool": "tok" if "cls" in arrays else "gap"}
+    query = arrays.get(f"{BLOCK}_0/MultiHeadDotProductAttention_0/query/kernel")
+    if query is not None and query.dim() == 3:
+        settings["heads"] = query.shape[1]
+
+    tensors: dict[str, Tensor] = {}
+    for name in ("embedding", "pre_logits", "head"):
+        tensors |= _dense(arrays, name, name)
+    tensors |= _norm(arrays, "Transformer/encoder_norm", "norm")
+    for theirs, ours in {"cls": "class_token", "pos_embedding": "posemb"}.items():
+        if theirs in arrays:
+            tensors[ours] = arrays.pop(theirs)
+    for i in sorted({int(number) for name in arrays for number in re.findall(rf"^{BLOCK}_(\d+)/", name)}):
+        tensors |= _block(arrays, f"{BLOCK}_{i}/", f"blocks.{i}.")
+    settings["qk_norm"] = "blocks.0.attention.query_norm.weight" in tensors
+    # What is left has no place in a ViT, and is named in the error.
+    return build(str(path), variant, phi, {**tensors, **arrays}, settings, options)
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    """The parameters by the names that big_vision gives them today, without the optimiser's state."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            prefixes = [prefix for prefix in ("params/", "opt/target/", "") if f"{prefix}embedding/kernel" in file]
+            if not prefixes:
+                raise ValueError("it has no array embedding/kernel")
+            names = [name for name in file if name.startswith(prefixes[0])]
+            arrays = {name.removeprefix(prefixes[0]): file[name] for name in names}
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no file {str(path)!r}.") from None
+    except (AttributeError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path} is not a checkpoint of a big_vision ViT: {error}.") from None
+    tensors: dict[str, Tensor] = {}
+    for name, array in arrays.items():
+        name = re.sub(r"^Transformer/(posembed_input/)?pos_embedding$", "pos_embedding", name)
+        if name.startswith(f"{BLOCK}/"):  # all blocks stacked, as a scan over them has it
+            inner = name.removeprefix(BLOCK)
+            tensors |= {f"{BLOCK}_{i}{inner}": _tensor(layer) for i, layer in enumerate(array)}
+        else:
+            tensors[name] = _tensor(array)
+    return _renumbered(tensors)
+
+
+def _tensor(array: "np.ndarray[Any, Any]") -> Tensor:
+    if array.dtype.kind == "V" and array.dtype.itemsize == 2:  # how numpy keeps bfloat16, which it does not know
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16).float()
+    return torch.from_numpy(array.astype(np.float32))
+
+
+def _renumbered(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Old checkpoints count all modules of a block together (…_1, …_3), today's count each kind on its own (…_0)."""
+    module = re.compile(rf"^({BLOCK}_\d+/[A-Za-z]+)_(\d+)/")
+    numbers: dict[str, set[int]] = {}
+    for name in tensors:
+        for kind, number in module.findall(name):
+            numbers.setdefault(kind, set()).add(int(number))
+    rank = {f"{kind}_{n}/": f"{kind}_{i}/" for kind, found in numbers.items() for i, n in enumerate(sorted(found))}
+    return {module.sub(lambda found: rank[found[0]], name): tensor for name, tensor in tensors.items()}
+
+
+def _block(arrays: dict[str, Tensor], theirs: str, ours: str) -> dict[str, Tensor]:
+    attention = f"{theirs}MultiHeadDotProductAttention_0"
+    if f"{attention}/out/kernel" in arrays:  # [heads, head dimension, width]
+        arrays[f"{attention}/out/kernel"] = arrays[f"{attention}/out/kernel"].flatten(0, 1)
+    tensors = {
+        **_norm(arrays, f"{theirs}LayerNorm_0", f"{ours}attention_norm"),
+        **_norm(arrays, f"{attention}/query_ln", f"{ours}attention.query_norm"),
+        **_norm(arrays, f"{attention}/key_ln", f"{ours}attention.key_norm"),
+        **_dense(arrays, f"{attention}/out", f"{ours}attention.out"),
+        **_norm(arrays, f"{theirs}LayerNorm_1", f"{ours}mlp_norm"),
+        **_dense(arrays, f"{theirs}MlpBlock_0/Dense_0", f"{ours}mlp.up"),
+        **_dense(arrays, f"{theirs}MlpBlock_0/Dense_1", f"{ours}mlp.down"),
+    }
+    for theirs_, ours_ in {
+        "kernel": "weight",
+        "bias": "bias",
+    }.items():  # [width, heads, head dimension], or without width
+        parts = [f"{attention}/{name}/{theirs_}" for name in ("query", "key", "value")]
+        if all(part in arrays for part in parts):
+            projections = [arrays.pop(part).flatten(-2).movedim(-1, 0) for part in parts]
+            tensors[f"{ours}attention.qkv.{ours_}"] = torch.cat(projections)
+    return tensors
+
+
+def _dense(arrays: dict[str, Tensor], theirs: str, ours: str) -> dict[str, Tensor]:
+    """A dense layer or a convolution: flax has a kernel's outputs last, torch has them first."""
+    tensors = {}
+    if f"{theirs}/kernel" in arrays:
+        kernel = arrays.pop(f"{theirs}/kernel")
+        tensors[f"{ours}.weight"] = kernel.permute(3, 2, 0, 1) if kernel.dim() == 4 else kernel.movedim(-1, 0)
+    if f"{theirs}/bias" in arrays:
+        tensors[f"{ours}.bias"] = arrays.pop(f"{theirs}/bias")
+    return tensors
+
+
+def _norm(arrays: dict[str, Tensor], theirs: str, ours: str) -> dict[str, Tensor]:
+    names = {"scale": "weight", "bias": "bias"}
+    return {f"{ours}.{new}": arrays.pop(f"{theirs}/{old}") for old, new in names.items() if f"{theirs}/{old}" in arrays}

@@ -1,0 +1,176 @@
+"""Models on disk in the layout of the Hugging Face hub: config.json, model.safetensors, and README.md as model card."""
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import nomax
+from nomax.models.vit import ViT
+from nomax.models.vit_config import ViTConfig
+
+# A new kind of model is one more row: config.json names it, the config class checks the rest of that file.
+MODELS: dict[str, tuple[type, Any]] = {"nomax-vit": (ViTConfig, ViT)}
+
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def save(model: nn.Module, folder: str | Path, card: Mapping[str, object] | None = None) -> None:
+    """Write a model into a folder, from which `load` makes exactly this model again.
+
+    card: what the README should tell besides the config, e.g. data, recipe, accuracy and command.
+    """
+    kind = _kind(model)
+    config: Any = model.config
+    settings = {"model_type": kind, "nomax_version": nomax.__version__, **asdict(config)}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    files: dict[str, Callable[[Path], object]] = {
+        WEIGHTS: lambda path: save_file(tensors, path, {"format": "pt"}),
+        CONFIG: lambda path: path.write_text(json.dumps(settings, indent=2) + "\n", "utf-8"),
+        CARD: lambda path: path.write_text(_card(kind, settings, model, card or {}), "utf-8"),
+    }
+    # All are written aside first, so that a full disk or a crash leaves what was there before.
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as aside:
+        for name, write in files.items():
+            write(Path(aside, name))
+            with open(Path(aside, name), "rb+") as file:
+                os.fsync(file.fileno())
+        for name in files:
+            os.replace(Path(aside, name), folder / name)
+
+
+def load(name: str | Path, revision: str | None = None) -> Any:
+    """Read a model from a folder, or by its id ("owner/name") from the Hugging Face hub; it comes in eval mode.
+
+    revision: the branch, tag or commit to fetch from the hub.
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        folder = _download(str(name), revision)
+    config, model_class = _read_config(folder / CONFIG)
+    try:
+        tensors = load_file(folder / WEIGHTS)
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"{folder} has a {CONFIG}, but no {WEIGHTS}: the model's weights are missing."
+        ) from None
+    except SafetensorError as error:
+        raise ValueError(f"{folder / WEIGHTS} cannot be read, it may be damaged: {error}") from None
+    model = model_class.from_config(config)
+    fill(model, tensors, str(folder / WEIGHTS))
+    return model.eval()
+
+
+def fill(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Copy weights into a model, all of them and nothing else; an error names each that does not fit."""
+    wanted = model.state_dict()
+    wrong = [f"missing: {key} {list(tensor.shape)}" for key, tensor in wanted.items() if key not in tensors]
+    wrong += [f"unexpected: {key} {list(tensor.shape)}" for key, tensor in tensors.items() if key not in wanted]
+    wrong += [
+        f"of another shape: {key} is {list(tensors[key].shape)}, the model's is {list(tensor.shape)}"
+        for key, tensor in wanted.items()
+        if key in tensors and tensors[key].shape != tensor.shape
+    ]
+    wrong += [f"not floating-point: {key} is {x.dtype}" for key, x in tensors.items() if not x.is_floating_point()]
+    if wrong:
+        shown = wrong if len(wrong) <= 12 else [*wrong[:12], f"and {len(wrong) - 12} more"]
+        raise ValueError(f"the weights in {source} do not fit the model:\n  " + "\n  ".join(shown))
+    # A model that was saved in bfloat16 comes back in bfloat16.
+    dtypes = {tensor.dtype for tensor in tensors.values()}
+    if len(dtypes) == 1:
+        model.to(dtypes.pop())
+    model.load_state_dict(dict(tensors))
+
+
+def _kind(model: nn.Module) -> str:
+    for kind, (_, model_class) in MODELS.items():
+        if type(model) is model_class:
+            return kind
+    names = ", ".join(model_class.__name__ for _, model_class in MODELS.values())
+    raise TypeError(f"model must be one of {names}, got a {type(model).__name__}.")
+
+
+def _read_config(path: Path) -> tuple[Any, Any]:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path.parent} has no {CONFIG}, so it is not a model that nomax.models.save wrote.")
+    try:
+        settings = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(settings, dict) or settings.get("model_type") not in MODELS:
+        kind = settings.get("model_type") if isinstance(settings, dict) else None
+        raise ValueError(f"{path}: model_type={kind!r} is unknown; nomax reads {', '.join(MODELS)}.")
+    config_class, model_class = MODELS[settings["model_type"]]
+    known = [field.name for field in fields(config_class)]
+    settings = {key: value for key, value in settings.items() if key not in ("model_type", "nomax_version")}
+    if unknown := [key for key in settings if key not in known]:
+        nearest = get_close_matches(unknown[0], known, n=1)
+        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+        raise ValueError(f"{path} has unknown keys: {', '.join(unknown)}; {hint}Known are {', '.join(known)}.")
+    try:
+        return config_class(**settings), model_class
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _download(name: str, revision: str | None) -> Path:
+    if not _HUB_ID.fullmatch(name):
+        raise FileNotFoundError(f"there is no folder {name!r}, nor is that the id of a model on the hub (owner/name).")
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise ImportError(
+            f"there is no folder {name!r}; to fetch a model of that name from the Hugging Face hub: "
+            "pip install 'nomax[hub]'"
+        ) from None
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=[CONFIG, WEIGHTS, CARD]))
+    except (OSError, ValueError) as error:  # no network, no such model, no right to it: all of them are OSErrors
+        reason = str(error).strip().partition("\n")[0]
+        raise FileNotFoundError(
+            f"there is no folder {name!r}, and no model of that name came from the Hugging Face hub: {reason}"
+        ) from error
+
+
+def _card(kind: str, settings: Mapping[str, object], model: nn.Module, card: Mapping[str, object]) -> str:
+    """The model card: what the hub reads between the dashes, then what people read."""
+    phi, variant = settings["phi"], settings.get("variant", kind)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    front = {"library_name": "nomax", "tags": ["nomax", kind, "attention"]}
+    if isinstance(model, ViT):
+        front["pipeline_tag"] = "image-classification"
+    told = {"φ": f"`{phi}`", "parameters": f"{parameters:,}", **{str(key): value for key, value in card.items()}}
+    rows = "".join(f"| {_cell(key)} | {_cell(_code(key, value))} |\n" for key, value in told.items())
+    config = "".join(f"| {key} | `{json.dumps(value)}` |\n" for key, value in settings.items())
+    # JSON is YAML, so no value can break out of the header.
+    header = "".join(f"{key}: {json.dumps(value)}\n" for key, value in front.items())
+    return (
+        f"---\n{header}---\n\n# {type(model).__name__} {variant} with φ = `{phi}`\n\n"
+        f"Attention weights are `{phi}` of the scores, in the notation of nomax.\n\n"
+        f"| | |\n| --- | --- |\n{rows}\n"
+        "```python\nimport nomax.models\n\n"
+        'model = nomax.models.load("path of this folder, or its id on the hub")\n```\n\n'
+        f"| config | |\n| --- | --- |\n{config}"
+    )
+
+
+def _code(key: str, value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"`{value}`" if key == "command" else str(value)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

@@ -1,0 +1,238 @@
+"""Multi-head attention as a module: projections, qk-norm, gate, learned gain and power of L, key-value cache.
+
+B sequences, L positions, H heads of dimension D, dim = H·D.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nomax.nn.cache import KeyValueCache
+from nomax.nn.linear import Linear
+from nomax.ops.api import attention, visible_keys
+from nomax.ops.rows import Rows
+from nomax.phi import SOFTMAX, Phi
+
+Gate = Literal["silu", "sigmoid", "identity"]
+Learned = Literal["layer", "head"]
+
+GATES: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid": torch.sigmoid, "identity": lambda x: x}
+
+
+class Attention(nn.Module):
+    """Self-attention, or with `context_dim` cross-attention, with weights φ(q·k/√D) computed by nomax.attention.
+
+    phi: how scores become weights, e.g. "relu/L" or "softmax" (see `nomax.Phi`).
+    qk_norm: LayerNorm of each query and key over the head dimension, with one learned scale for all heads.
+    gate: multiply the joined heads by "silu", "sigmoid" or "identity" of another projection of the input.
+    learned_gain, learned_alpha: learn φ's gain or its power of L, one for the whole "layer" or one per "head".
+    dropout: the share of attention weights that training drops.
+    backend: as in nomax.attention.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        phi: str | Phi = "relu/L",
+        context_dim: int | None = None,
+        qk_norm: bool = False,
+        gate: Gate | None = None,
+        bias: bool = True,
+        learned_gain: Learned | None = None,
+        learned_alpha: Learned | None = None,
+        dropout: float = 0.0,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__()
+        if heads < 1 or dim < 1 or dim % heads:
+            raise ValueError(f"dim={dim} must be a positive multiple of heads={heads}.")
+        if gate is not None and gate not in GATES:
+            raise ValueError(f"gate={gate!r} is unknown; choose one of {', '.join(GATES)}, or None for no gate.")
+        if not 0 <= dropout <= 1:
+            raise ValueError(f"dropout={dropout!r} must be a probability, from 0 to 1.")
+        self.dim, self.heads, self.context_dim = dim, heads, context_dim
+        self.phi, self.dropout, self.backend = Phi.parse(phi), dropout, backend
+        self.gate_kind = gate
+
+        if context_dim is None:
+            self.qkv = Linear(dim, 3 * dim, bias)
+        else:
+            self.q = Linear(dim, dim, bias)
+            self.kv = Linear(context_dim, 2 * dim, bias)
+        self.query_norm = nn.LayerNorm(dim // heads, eps=1e-6, bias=False) if qk_norm else None
+        self.key_norm = nn.LayerNorm(dim // heads, eps=1e-6, bias=False) if qk_norm else None
+        self.gate = Linear(dim, dim) if gate is not None else None
+        self.gain = self._learned("learned_gain", learned_gain)
+        self.alpha = self._learned("learned_alpha", learned_alpha)
+        self.out = Linear(dim, dim, bias)
+        self.reset_parameters()
+
+    def _learned(self, name: str, per: Learned | None) -> nn.Parameter | None:
+        if per is None:
+            return None
+        if per not in ("layer", "head"):
+            raise ValueError(f'{name}={per!r} must be "layer", "head" or None.')
+        if self.phi.activation == SOFTMAX:
+            raise ValueError(
+                f'{name}={per!r} needs a φ with a gain and a power of L, but phi="softmax" normalises each row itself. '
+                'Use a pointwise φ such as "relu/L".'
+            )
+        return nn.Parameter(torch.empty(self.heads if per == "head" else 1))
+
+    def reset_parameters(self) -> None:
+        """Xavier-uniform for each projection as a matrix of its own, also where several lie in one; zero biases."""
+        whole = [self.qkv] if self.context_dim is None else [self.q, self.kv]
+        for linear in [*whole, self.out, *([] if self.gate is None else [self.gate])]:
+            with torch.no_grad():
+                for matrix in linear.weight.split(self.dim):
+                    nn.init.xavier_uniform_(matrix)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
+        if self.gain is not None:
+            nn.init.constant_(self.gain, self.phi.gain)
+        if self.alpha is not None:
+            nn.init.constant_(self.alpha, self.phi.alpha)
+
+    def extra_repr(self) -> str:
+        settings = {"phi": str(self.phi), "gate": self.gate_kind, "backend": self.backend}
+        given = "".join(f", {name}={value!r}" for name, value in settings.items() if value is not None)
+        return f"{self.dim}, heads={self.heads}{given}" + (f", dropout={self.dropout}" if self.dropout else "")
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        cache: KeyValueCache | None = None,
+        return_rows: bool = False,
+    ) -> Tensor | tuple[Tensor, Rows]:
+        """Attend from x [B, L, dim] to itself, or to context [B, keys, context_dim], and return [B, L, dim].
+
+        attn_mask: as in nomax.attention, broadcast to [B, heads, L, keys]; with a cache, keys are all those so far.
+        is_causal: a position sees itself and those before, including what is in the cache.
+        cache: keeps keys and values between calls. Cross-attention computes them in the first call only.
+        return_rows: return also each query's sum and entropy of weights, [B, heads, L] each.
+        """
+        query, key, value = self._project(x, context, cache)
+        if is_causal and cache is not None:
+            attn_mask, is_causal = self._lower_right(query.shape[2], key.shape[2], attn_mask)
+        dropout = self.dropout if self.training else 0.0
+        heads, rows = self._attend(query, key, value, attn_mask, is_causal, dropout, return_rows)
+        joined = heads.transpose(1, 2).flatten(2)  # a view: attention's results lie as [B, L, H, D] in memory
+        if self.gate is not None and self.gate_kind is not None:
+            joined = joined * GATES[self.gate_kind](self.gate(x))
+        out: Tensor = self.out(joined)
+        return out if rows is None else (out, rows)
+
+    def weights(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """The attention weights [B, heads, L, keys] themselves, for looking at: attention to the unit vectors."""
+        query, key, _ = self._project(x, context, None)
+        keys = key.shape[2]
+        unit = torch.eye(keys, dtype=query.dtype, device=query.device).expand(*key.shape[:2], keys, keys)
+        return self._attend(query, key, unit, attn_mask, is_causal, 0.0, False)[0]
+
+    def _project(self, x: Tensor, context: Tensor | None, cache: KeyValueCache | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [B, H, L, D], as strided views of the projections: nothing is copied."""
+        _check("x", x, self.dim)
+        shape = (self.heads, self.dim // self.heads)
+        if self.context_dim is None:
+            if context is not None:
+                raise ValueError(
+                    "context was given to self-attention. Build Attention(..., context_dim=...) for cross-attention."
+                )
+            query, key, value = self.qkv(x).unflatten(-1, (3, *shape)).unbind(2)
+            query, key, value = _heads(query, self.query_norm), _heads(key, self.key_norm), _heads(value)
+            return (query, key, value) if cache is None else (query, *cache.append(key, value))
+
+        query = _heads(self.q(x).unflatten(-1, shape), self.query_norm)
+        if cache is not None and cache.length:
+            return (query, *cache.entries())
+        if context is None:
+            raise ValueError(f"cross-attention needs context, [batch, keys, {self.context_dim}].")
+        _check("context", context, self.context_dim)
+        key, value = self.kv(context).unflatten(-1, (2, *shape)).unbind(2)
+        key, value = _heads(key, self.key_norm), _heads(value)
+        return (query, key, value) if cache is None else (query, *cache.append(key, value))
+
+    def _lower_right(self, queries: int, keys: int, mask: Tensor | None) -> tuple[Tensor | None, bool]:
+        """What is_causal means for the last `queries` of `keys` positions: a mask for it, or that no more is needed."""
+        if self.context_dim is not None:
+            raise ValueError("is_causal=True has no meaning in cross-attention with a cache.")
+        if queries in (1, keys) or mask is not None:
+            return mask, queries != 1
+        # Imported here because it takes a second, and only a chunk after the first needs it.
+        from torch.nn.attention.bias import causal_lower_right
+
+        return causal_lower_right(queries, keys), False
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        is_causal: bool,
+        dropout: float,
+        return_rows: bool,
+    ) -> tuple[Tensor, Rows | None]:
+        """nomax.attention, whose rows are then multiplied by what is learned of gain · L^-alpha."""
+        # The learned α changes φ's own, n^(φ.alpha - alpha), so that half precision never sees a sum without its 1/L.
+        phi = replace(self.phi, gain=1.0) if self.gain is not None and self.phi.gain != 1 else self.phi
+        rows, backend = None, self.backend
+        if return_rows:
+            out, rows = attention(
+                query, key, value, mask, dropout, is_causal, phi=phi, backend=backend, return_rows=True
+            )
+        else:
+            out = attention(query, key, value, mask, dropout, is_causal, phi=phi, backend=backend)
+        factor = None if self.gain is None else _per_query(self.gain)
+        if self.alpha is not None:
+            power = self._length(query, key, mask, is_causal) ** (self.phi.alpha - _per_query(self.alpha))
+            factor = power if factor is None else power * factor
+        if factor is None:
+            return out, rows
+        scaled = (out * factor.unsqueeze(-1)).to(out.dtype)
+        return scaled, None if rows is None else _scaled_rows(rows, factor)
+
+    def _length(self, query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+        """φ's L for each query, broadcasting to [B, H, L]; 1 for one that sees no key, whose row stays zero."""
+        length = self.phi.length
+        if length == "visible":
+            return visible_keys(query, key, mask, is_causal).clamp(min=1)
+        return torch.tensor(max(key.shape[2], 1) if length == "keys" else length, device=query.device)
+
+
+def _scaled_rows(rows: Rows, factor: Tensor) -> Rows:
+    """The rows of weights that are `factor` times as large; a negative factor leaves them without an entropy (NaN)."""
+    logarithm = torch.where(factor == 0, 1, factor).log()
+    return Rows(factor * rows.sum, factor * (rows.entropy - logarithm * rows.sum))
+
+
+def _per_query(x: Tensor) -> Tensor:
+    """[1] or [H] to what broadcasts to [B, H, L], in at least float32, since it multiplies whole rows."""
+    return x.to(torch.promote_types(x.dtype, torch.float32)).unsqueeze(-1)
+
+
+def _heads(x: Tensor, norm: nn.Module | None = None) -> Tensor:
+    """[B, L, H, D] to [B, H, L, D], normalised if there is a norm."""
+    return (x if norm is None else norm(x)).transpose(1, 2)
+
+
+def _check(name: str, x: Tensor, dim: int) -> None:
+    if x.dim() != 3 or x.shape[2] != dim:
+        raise ValueError(f"{name} must be [batch, positions, {dim}], got {list(x.shape)}.")

@@ -1,0 +1,35 @@
+"""Linear layers that do not crawl in half precision on CPUs that have no products of it."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def _without_products() -> frozenset[torch.dtype]:
+    """The half precisions in which this CPU's matrix products run element by element, ten times slower than float32."""
+    supported = {
+        torch.bfloat16: getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None),
+        torch.float16: getattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", None),
+    }
+    return frozenset(dtype for dtype, ask in supported.items() if ask is not None and not ask())
+
+
+SLOW = _without_products()
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """F.linear, but computed in float32 where the CPU is slow in the precision asked for; the result has that one."""
+    if SLOW and x.is_cpu:
+        autocast = torch.is_autocast_enabled("cpu")
+        dtype = torch.get_autocast_dtype("cpu") if autocast else x.dtype
+        if dtype in SLOW:
+            with torch.autocast("cpu", enabled=False):
+                return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(dtype)
+    return F.linear(x, weight, bias)
+
+
+class Linear(nn.Linear):
+    """nn.Linear with `linear`: the same parameters and dtypes, only faster."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)

@@ -1,0 +1,172 @@
+"""Models on disk: what was saved is what is loaded, and what does not fit is named."""
+
+import json
+import os
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from nomax import models
+from nomax.models import ViT
+
+SMALL = {"image_size": (8, 12), "num_classes": 5, "phi": "2*relu/L^0.5", "gate": "silu", "learned_alpha": "head"}
+
+
+def model(**changes: object) -> ViT:
+    made = ViT("mu/4", **{**SMALL, **changes})
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter)
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_loaded_model_is_the_saved_one_to_the_bit(tmp_path: Path, dtype: torch.dtype) -> None:
+    saved = model(pool="tok", rep_size=True).to(dtype)
+    models.save(saved, tmp_path / "new" / "folder")
+    loaded = models.load(tmp_path / "new" / "folder")
+    assert loaded.config == saved.config
+    assert not loaded.training
+    assert loaded.state_dict().keys() == saved.state_dict().keys()
+    for name, tensor in saved.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor)
+        assert loaded.state_dict()[name].dtype == dtype
+    x = torch.randn(2, 3, 8, 12, dtype=dtype)
+    assert torch.equal(loaded(x), saved.eval()(x))
+    assert sorted(path.name for path in (tmp_path / "new" / "folder").iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+    ]
+
+
+def test_the_config_names_phi_and_every_field(tmp_path: Path) -> None:
+    models.save(model(), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["model_type"] == "nomax-vit"
+    assert config["phi"] == "2*relu/L^0.5"
+    assert config["image_size"] == [8, 12]
+    assert {"variant", "num_classes", "qk_norm", "gelu", "norm"} <= config.keys()
+
+
+def test_the_card_tells_phi_data_recipe_accuracy_and_command_and_its_header_cannot_be_broken(tmp_path: Path) -> None:
+    command = "nomax train vit --phi 'relu/L' | tee log"
+    card = {"data": "cifar10\n---\nevil: true", "recipe": "small", "accuracy": 0.87654321, "command": command}
+    models.save(model(), tmp_path, card)
+    text = (tmp_path / "README.md").read_text()
+    header = text.split("---\n")[1]
+    assert json.loads(header.splitlines()[1].partition(": ")[2])[0] == "nomax"
+    assert "library_name" in header
+    assert "evil" not in header
+    for told in (
+        "`2*relu/L^0.5`",
+        "| recipe | small |",
+        "| accuracy | 0.8765 |",
+        "cifar10 --- evil: true",
+        "\\| tee log`",
+    ):
+        assert told in text
+
+
+def test_a_failure_while_saving_leaves_the_old_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models.save(model(), tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space left"):
+        models.save(model(), tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_other_files_in_the_folder_stay(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    models.save(model(), tmp_path)
+    models.save(model(), tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def edited(folder: Path, **changes: object) -> Path:
+    models.save(model(), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ph": "softmax"}, "unknown keys: ph; did you mean 'phi'"),
+        ({"model_type": "bert"}, "model_type='bert' is unknown; nomax reads nomax-vit"),
+        ({"pool": "map"}, "config.json: pool='map' must be"),
+        ({"phi": "rellu/L"}, "did you mean 'relu/L'"),
+        ({"variant": "mu/2"}, r"of another shape: embedding.weight is \[32, 3, 4, 4\], the model's is \[32, 3, 2, 2\]"),
+        ({"gate": None}, r"unexpected: blocks.0.attention.gate.weight \[32, 32\]"),
+        ({"qk_norm": True}, r"missing: blocks.0.attention.query_norm.weight \[16\]"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_named(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        models.load(edited(tmp_path, **changes))
+
+
+def test_weights_that_are_no_numbers_with_a_point_are_named(tmp_path: Path) -> None:
+    models.save(model(), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["head.bias"] = tensors["head.bias"].int()
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"not floating-point: head.bias is torch.int32"):
+        models.load(tmp_path)
+
+
+def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"has no config.json"):
+        models.load(tmp_path)
+    models.save(model(), tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-7])
+    with pytest.raises(ValueError, match=r"model.safetensors cannot be read"):
+        models.load(tmp_path)
+    weights.unlink()
+    with pytest.raises(FileNotFoundError, match=r"no model.safetensors"):
+        models.load(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="not valid JSON"):
+        models.load(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match="model_type=None"):
+        models.load(tmp_path)
+
+
+def test_a_name_that_is_no_folder_is_fetched_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved, asked = model(), []
+    models.save(saved, tmp_path)
+
+    def snapshot_download(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((name, revision, allow_patterns))
+        if name != "someone/vit":
+            raise OSError("no network\nsecond line")
+        return str(tmp_path)
+
+    hub = types.SimpleNamespace(snapshot_download=snapshot_download)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
+    loaded = models.load("someone/vit", revision="v2")
+    assert torch.equal(loaded.head.weight, saved.head.weight)
+    assert asked == [("someone/vit", "v2", ["config.json", "model.safetensors", "README.md"])]
+    with pytest.raises(FileNotFoundError, match=r"no folder 'runs/vit', and no model .* hub: no network$"):
+        models.load("runs/vit")
+    with pytest.raises(FileNotFoundError, match=r"no folder '../vit', nor is that the id"):
+        models.load("../vit")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ImportError, match=r"pip install 'nomax\[hub\]'"):
+        models.load("someone/vit")
+
+
+def test_only_our_models_are_saved(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="model must be one of ViT, got a Linear"):
+        models.save(torch.nn.Linear(2, 2), tmp_path)

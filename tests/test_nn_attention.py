@@ -1,0 +1,430 @@
+"""nn.Attention against its formula in float64, its cache against the whole sequence, its learned scales against φ."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import nomax
+from nomax.nn import Attention, KeyValueCache
+
+PHIS = ("relu/L", "softmax", "gelu/L", "sigmoid(x-log L)", "1.5*softplus(x-0.3)/L^0.5", "relu2/L^2, L=keys")
+
+
+def plain_weights(phi: str, scores: Tensor, seen: Tensor) -> Tensor:
+    """φ of the scores, from the formula, one whole matrix at a time."""
+    scores, seen = scores.double(), seen.expand(scores.shape)
+    n = seen.sum(-1, keepdim=True).clamp(min=1)
+    if phi == "softmax":
+        return scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    weights = {
+        "relu/L": lambda: scores.relu() / n,
+        "gelu/L": lambda: F.gelu(scores) / n,
+        "sigmoid(x-log L)": lambda: torch.sigmoid(scores - n.log()),
+        "1.5*softplus(x-0.3)/L^0.5": lambda: 1.5 * torch.log1p((scores - 0.3).exp()) / n.sqrt(),
+        "relu2/L^2, L=keys": lambda: scores.relu() ** 2 / scores.shape[-1] ** 2,
+    }[phi]()
+    return weights * seen
+
+
+def plain(module: Attention, phi: str, x: Tensor, context: Tensor | None = None, seen: Tensor | None = None) -> Tensor:
+    """What the module should compute, in float64."""
+    state = {name: tensor.double() for name, tensor in module.state_dict().items()}
+
+    def project(y: Tensor, name: str, part: slice = slice(None)) -> Tensor:
+        bias = state.get(f"{name}.bias")
+        return y.double() @ state[f"{name}.weight"][part].T + (0 if bias is None else bias[part])
+
+    dim, heads = module.dim, module.heads
+    parts = [slice(i * dim, (i + 1) * dim) for i in range(3)]
+    if context is None:
+        q, k, v = (project(x, "qkv", part) for part in parts)
+    else:
+        q, k, v = project(x, "q"), project(context, "kv", parts[0]), project(context, "kv", parts[1])
+    q, k, v = (y.reshape(len(y), -1, heads, dim // heads) for y in (q, k, v))
+    if "query_norm.weight" in state:
+        q, k = (
+            (y - y.mean(-1, keepdim=True))
+            / (y.var(-1, correction=0, keepdim=True) + 1e-6).sqrt()
+            * state[f"{name}.weight"]
+            for y, name in ((q, "query_norm"), (k, "key_norm"))
+        )
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(dim // heads)
+    weights = plain_weights(phi, scores, torch.tensor(True) if seen is None else seen)
+    joined = torch.einsum("bhij,bjhd->bihd", weights, v).flatten(2)
+    if module.gate is not None:
+        gate = project(x, "gate")
+        joined = joined * {"silu": F.silu(gate), "sigmoid": gate.sigmoid(), "identity": gate}[str(module.gate_kind)]
+    return project(joined, "out")
+
+
+def randomised(module: Attention) -> Attention:
+    """Every parameter away from where it starts, so that none of them can be left out unnoticed."""
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, mean=0.1, std=0.4)
+    return module
+
+
+@pytest.mark.parametrize("phi", PHIS)
+def test_self_attention_is_its_formula(phi: str) -> None:
+    module = randomised(Attention(24, 3, phi=phi))
+    x = torch.randn(2, 7, 24)
+    torch.testing.assert_close(module(x).double(), plain(module, phi, x), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("gate", [None, "silu", "sigmoid", "identity"])
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("cross", [False, True])
+def test_qk_norm_gate_and_context_are_their_formulas(cross: bool, qk_norm: bool, gate: str | None) -> None:
+    module = randomised(Attention(24, 3, context_dim=10 if cross else None, qk_norm=qk_norm, gate=gate, bias=False))
+    x, context = torch.randn(2, 7, 24), torch.randn(2, 5, 10) if cross else None
+    torch.testing.assert_close(module(x, context).double(), plain(module, "relu/L", x, context), rtol=2e-5, atol=2e-5)
+
+
+def test_the_qk_norm_has_one_scale_for_all_heads_and_no_bias() -> None:
+    module = Attention(24, 3, qk_norm=True)
+    shapes = {name: list(p.shape) for name, p in module.named_parameters() if "norm" in name}
+    assert shapes == {"query_norm.weight": [8], "key_norm.weight": [8]}
+    assert module.query_norm.eps == module.key_norm.eps == 1e-6
+
+
+@pytest.mark.parametrize("phi", ["relu/L", "softmax"])
+@pytest.mark.parametrize("kind", ["causal", "padding", "both"])
+def test_masks_hide_keys(kind: str, phi: str) -> None:
+    module = randomised(Attention(16, 2, phi=phi, qk_norm=True))
+    x = torch.randn(2, 6, 16)
+    causal = torch.ones(6, 6, dtype=torch.bool).tril()
+    padding = torch.tensor([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]]).bool()[:, None, None]
+    seen = {"causal": causal, "padding": padding, "both": causal & padding}[kind]
+    mask = None if kind == "causal" else seen
+    out = module(x, attn_mask=mask, is_causal=kind == "causal")
+    torch.testing.assert_close(out.double(), plain(module, phi, x, seen=seen), rtol=2e-5, atol=2e-5)
+
+
+def test_queries_keys_and_values_reach_the_operation_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def watch(query: Tensor, key: Tensor, value: Tensor, *rest: object, **settings: object) -> Tensor:
+        seen.extend([query, key, value])
+        return nomax.attention(query, key, value, *rest, **settings)
+
+    monkeypatch.setattr("nomax.nn.attention.attention", watch)
+    Attention(24, 3)(torch.randn(2, 7, 24))
+    assert [list(x.shape) for x in seen] == [[2, 3, 7, 8]] * 3
+    assert len({x.untyped_storage().data_ptr() for x in seen}) == 1
+    Attention(24, 3, context_dim=6)(torch.randn(2, 7, 24), torch.randn(2, 5, 6))
+    assert len({x.untyped_storage().data_ptr() for x in seen[4:]}) == 1
+
+
+class Largest(TorchDispatchMode):
+    """The largest number of elements that any operation returned."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, Tensor):
+                self.numel = max(self.numel, tensor.numel())
+        return out
+
+
+@pytest.mark.parametrize("phi", ["relu/L", "softmax"])
+def test_no_matrix_of_all_pairs_is_ever_made(phi: str) -> None:
+    length = 1024
+    learned = {} if phi == "softmax" else {"learned_gain": "head", "learned_alpha": "head"}
+    module = Attention(16, 2, phi=phi, qk_norm=True, gate="silu", **learned)
+    cache = KeyValueCache()
+    with Largest() as largest:
+        module(torch.randn(1, length, 16), is_causal=True).sum().backward()
+        module(torch.randn(1, length, 16)).sum().backward()
+        if phi != "softmax":
+            module(torch.randn(1, length, 16), return_rows=True)
+            with torch.no_grad():
+                module(torch.randn(1, length, 16), cache=cache, is_causal=True)
+                module(torch.randn(1, 1, 16), cache=cache, is_causal=True)
+    assert largest.numel <= 4 * 16 * length < length**2 / 8
+
+
+@pytest.mark.parametrize("phi", PHIS)
+def test_weights_are_those_that_the_output_was_made_with(phi: str) -> None:
+    module = randomised(Attention(24, 3, phi=phi))
+    x, seen = torch.randn(2, 7, 24), torch.ones(7, 7, dtype=torch.bool).tril()
+    weights = module.weights(x, is_causal=True)
+    assert list(weights.shape) == [2, 3, 7, 7]
+    value = module.qkv(x)[..., 48:].reshape(2, 7, 3, 8)
+    joined = torch.einsum("bhij,bjhd->bihd", weights, value).flatten(2)
+    torch.testing.assert_close(module.out(joined), module(x, is_causal=True), rtol=2e-5, atol=2e-5)
+    assert not weights[..., ~seen].any()
+    if phi == "softmax":
+        torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 7))
+
+
+@pytest.mark.parametrize(
+    "phi", ["relu/L", "1.5*softplus(x-0.3)/L^0.5", "sigmoid(x-log L)", "relu2/L^2, L=keys", "relu/L, L=5"]
+)
+def test_learned_scales_start_as_the_phi_they_replace(phi: str) -> None:
+    fixed = Attention(16, 2, phi=phi)
+    learned = Attention(16, 2, phi=phi, learned_gain="layer", learned_alpha="head")
+    learned.load_state_dict(fixed.state_dict(), strict=False)
+    x = torch.randn(2, 6, 16)
+    for settings in ({}, {"is_causal": True}, {"attn_mask": torch.rand(2, 1, 6, 6) < 0.5}):
+        torch.testing.assert_close(learned(x, **settings), fixed(x, **settings), rtol=1e-6, atol=1e-6)
+    assert learned.gain.shape == (1,)
+    assert learned.alpha.shape == (2,)
+
+
+@pytest.mark.parametrize("start", ["relu/L", "2*relu/L^0.5", "relu", "sigmoid(x-log L)", "relu/L, L=keys"])
+def test_learned_scales_are_a_phi_of_their_own_for_every_head(start: str) -> None:
+    gains, alphas = (0.7, -1.3), (0.4, 1.2)
+    module = Attention(16, 2, phi=start, learned_gain="head", learned_alpha="head")
+    with torch.no_grad():
+        module.gain.copy_(torch.tensor(gains))
+        module.alpha.copy_(torch.tensor(alphas))
+    x, mask = torch.randn(2, 6, 16), torch.rand(2, 1, 6, 6) < 0.5
+    weights = module.weights(x, attn_mask=mask)
+    phi = nomax.Phi.parse(start)
+    query, key, _ = module.qkv(x).reshape(2, 6, 3, 2, 8).permute(2, 0, 3, 1, 4)
+    for head, (gain, alpha) in enumerate(zip(gains, alphas, strict=True)):
+        own = nomax.Phi(phi.activation, alpha, gain, phi.shift, phi.length)
+        unit = torch.eye(6).expand(2, 1, 6, 6)
+        want = nomax.attention(query[:, head : head + 1], key[:, head : head + 1], unit, mask, phi=own)
+        torch.testing.assert_close(weights[:, head : head + 1], want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("per", ["layer", "head"])
+def test_gradients_of_learned_scales_are_right_also_where_a_query_sees_nothing(per: str) -> None:
+    module = Attention(8, 2, phi="softplus/L", learned_gain=per, learned_alpha=per, gate="silu").double()
+    x = torch.randn(2, 4, 8, dtype=torch.float64)
+    mask = torch.rand(2, 1, 4, 4) < 0.6
+    mask[0, :, 1] = False
+    mask[1] = False
+
+    def call(gain: Tensor, alpha: Tensor, x: Tensor) -> Tensor:
+        return torch.func.functional_call(module, {"gain": gain, "alpha": alpha}, x, {"attn_mask": mask})
+
+    leaves = [t.detach().clone().requires_grad_() for t in (module.gain * 1.2, module.alpha * 0.8, x)]
+    assert torch.autograd.gradcheck(call, leaves)
+
+
+def test_a_query_that_sees_nothing_is_exactly_zero_and_moves_nothing() -> None:
+    module = Attention(8, 2, learned_gain="head", learned_alpha="head", bias=False)
+    x = torch.randn(1, 4, 8, requires_grad=True)
+    out, rows = module(x, attn_mask=torch.zeros(4, 4, dtype=torch.bool), return_rows=True)
+    (out.sum() + rows.sum.sum() + rows.entropy.sum()).backward()
+    assert not out.any()
+    assert not rows.sum.any()
+    assert not rows.entropy.any()
+    for grad in (module.gain.grad, module.alpha.grad, x.grad):
+        assert torch.equal(grad, torch.zeros_like(grad))
+
+
+@pytest.mark.parametrize(
+    "learned",
+    [{}, {"learned_gain": "head"}, {"learned_alpha": "layer"}, {"learned_gain": "layer", "learned_alpha": "head"}],
+)
+@pytest.mark.parametrize("phi", ["relu/L", "2*sigmoid(x-log L)/L^0.5", "softplus/L, L=keys"])
+def test_rows_are_those_of_the_weights(phi: str, learned: dict[str, str]) -> None:
+    module = Attention(16, 2, phi=phi, **learned)
+    for parameter, value in ((module.gain, 1.7), (module.alpha, 0.6)):
+        if parameter is not None:
+            torch.nn.init.constant_(parameter, value)
+    x, mask = torch.randn(2, 6, 16), torch.rand(2, 1, 6, 6) < 0.7
+    out, rows = module(x, attn_mask=mask, return_rows=True)
+    weights = module.weights(x, attn_mask=mask).double()
+    torch.testing.assert_close(out, module(x, attn_mask=mask))
+    torch.testing.assert_close(rows.sum.double(), weights.sum(-1), rtol=1e-5, atol=1e-6)
+    entropy = -torch.where(weights > 0, weights * weights.clamp(min=1e-300).log(), 0).sum(-1)
+    torch.testing.assert_close(rows.entropy.double(), entropy, rtol=1e-5, atol=1e-5)
+
+
+def test_softmax_has_rows_but_nothing_to_learn() -> None:
+    _, rows = Attention(16, 2, phi="softmax")(torch.randn(1, 5, 16), return_rows=True)
+    torch.testing.assert_close(rows.sum, torch.ones(1, 2, 5))
+    with pytest.raises(ValueError, match="softmax"):
+        Attention(16, 2, phi="softmax", learned_alpha="head")
+
+
+DECODERS = {
+    "softmax": {"phi": "softmax"},
+    "relu/L": {"phi": "relu/L", "qk_norm": True, "gate": "silu"},
+    "sigmoid": {"phi": "sigmoid(x-log L)"},
+    "learned": {"phi": "relu/L^0.5", "learned_gain": "head", "learned_alpha": "layer"},
+}
+
+
+@pytest.mark.parametrize("chunks", [[1] * 9, [4, 1, 3, 1], [9], [2, 7]])
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoding_with_a_cache_is_the_causal_whole(name: str, chunks: list[int]) -> None:
+    module = randomised(Attention(16, 2, **DECODERS[name]))
+    x, cache = torch.randn(3, 9, 16), KeyValueCache()
+    with torch.no_grad():
+        whole = module(x, is_causal=True)
+        parts = [module(part, is_causal=True, cache=cache) for part in x.split(chunks, dim=1)]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-5, atol=1e-5)
+    assert cache.length == 9
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoding_with_padding_on_the_left_is_decoding_without_it(name: str) -> None:
+    module = randomised(Attention(16, 2, **DECODERS[name]))
+    x, pads = torch.randn(2, 8, 16), (3, 0)
+    visible = torch.ones(2, 1, 1, 8, dtype=torch.bool)
+    visible[0, ..., :3] = False
+    cache = KeyValueCache()
+    with torch.inference_mode():
+        first = torch.ones(4, 4, dtype=torch.bool).tril() & visible[..., :4]
+        start = module(x[:, :4], attn_mask=first, cache=cache)
+        steps = [
+            module(x[:, i : i + 1], attn_mask=visible[..., : i + 1], is_causal=True, cache=cache) for i in range(4, 8)
+        ]
+        out = torch.cat([start, *steps], 1)
+        for b, pad in enumerate(pads):
+            alone = module(x[b : b + 1, pad:], is_causal=True)
+            torch.testing.assert_close(out[b : b + 1, pad:], alone, rtol=1e-5, atol=1e-5)
+
+
+def test_cross_attention_with_a_cache_projects_the_context_once() -> None:
+    module = randomised(Attention(16, 2, context_dim=6))
+    calls = []
+    module.kv.register_forward_hook(lambda *_: calls.append(1))
+    x, context, cache = torch.randn(2, 5, 16), torch.randn(2, 7, 6), KeyValueCache()
+    mask = torch.rand(2, 1, 1, 7) < 0.6
+    with torch.no_grad():
+        whole = module(x, context, attn_mask=mask)
+        calls.clear()
+        parts = [module(x[:, i : i + 1], context if i == 0 else None, attn_mask=mask, cache=cache) for i in range(5)]
+    assert len(calls) == 1
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-5, atol=1e-5)
+
+
+def test_a_reordered_cache_continues_the_chosen_sequences() -> None:
+    module = Attention(16, 2)
+    x, indices = torch.randn(3, 4, 16), torch.tensor([2, 0, 0, 1])
+    new = torch.randn(4, 1, 16)
+    cache = KeyValueCache()
+    with torch.no_grad():
+        module(x, is_causal=True, cache=cache)
+        cache.reorder(indices)
+        out = module(new, is_causal=True, cache=cache)
+        whole = module(torch.cat([x[indices], new], 1), is_causal=True)
+    torch.testing.assert_close(out, whole[:, -1:], rtol=1e-5, atol=1e-5)
+    KeyValueCache().reorder(indices)
+    with pytest.raises(ValueError, match="indices"):
+        cache.reorder(torch.tensor([0.5]))
+
+
+def test_a_cache_grows_by_doubling_and_keeps_what_it_has() -> None:
+    cache, parts, capacities = KeyValueCache(capacity=3), [], []
+    for _ in range(14):
+        parts.append(torch.randn(2, 2, 3, 1, 4))
+        key, value = cache.append(*parts[-1])
+        capacities.append(cache.capacity)
+        assert torch.equal(key, torch.cat(parts, -2)[0])
+        assert torch.equal(value, torch.cat(parts, -2)[1])
+    assert capacities == [3] * 3 + [6] * 3 + [12] * 6 + [24] * 2
+    assert repr(cache) == "KeyValueCache(14 positions, room for 24)"
+
+
+def test_a_misused_cache_is_answered_in_words() -> None:
+    module, cache = Attention(16, 2), KeyValueCache()
+    with pytest.raises(RuntimeError, match="no_grad"):
+        module(torch.randn(2, 3, 16), cache=cache)
+    with torch.no_grad():
+        module(torch.randn(2, 3, 16), cache=cache)
+        with pytest.raises(ValueError, match="2 sequences × 2 heads × 8"):
+            module(torch.randn(3, 1, 16), cache=cache)
+        cross, cross_cache = Attention(16, 2, context_dim=6), KeyValueCache()
+        with pytest.raises(ValueError, match="needs context"):
+            cross(torch.randn(2, 1, 16), cache=cross_cache)
+        with pytest.raises(ValueError, match="cross-attention"):
+            cross(torch.randn(2, 1, 16), torch.randn(2, 5, 6), cache=cross_cache, is_causal=True)
+    with pytest.raises(RuntimeError, match="empty"):
+        KeyValueCache().entries()
+    with pytest.raises(ValueError, match="capacity=-1"):
+        KeyValueCache(-1)
+
+
+def test_projections_start_xavier_uniform_each_on_its_own_and_biases_at_zero() -> None:
+    module = Attention(64, 4, gate="silu")
+    cross = Attention(64, 4, context_dim=32)
+    matrices = [
+        *module.qkv.weight.chunk(3),
+        module.out.weight,
+        module.gate.weight,
+        cross.q.weight,
+        *cross.kv.weight.chunk(2),
+    ]
+    for matrix in matrices:
+        bound = math.sqrt(6 / sum(matrix.shape))
+        assert 0.98 * bound < matrix.abs().max() <= bound
+        assert float(matrix.detach().std()) == pytest.approx(bound / math.sqrt(3), rel=0.05)
+    for parameters in (module.named_parameters(), cross.named_parameters()):
+        assert not any(p.any() for name, p in parameters if name.endswith("bias"))
+
+
+def test_what_is_printed_says_the_phi() -> None:
+    text = repr(Attention(16, 2, phi="1.5*relu/L^0.5", gate="sigmoid", backend="cpu", dropout=0.1))
+    assert "16, heads=2, phi='1.5*relu/L^0.5', gate='sigmoid', backend='cpu', dropout=0.1" in text
+
+
+def test_the_backend_is_the_one_asked_for() -> None:
+    x = torch.randn(2, 7, 16)
+    modules = {name: Attention(16, 2, backend=name) for name in ("cpu", "reference", "warp")}
+    for module in modules.values():
+        module.load_state_dict(modules["cpu"].state_dict())
+    torch.testing.assert_close(modules["cpu"](x), modules["reference"](x), rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="backend='warp'"):
+        modules["warp"](x)
+
+
+def test_dropout_is_for_training_only() -> None:
+    module, x = Attention(16, 2, dropout=0.5), torch.randn(1, 9, 16)
+    assert not torch.equal(module(x), module(x))
+    module.eval()
+    assert torch.equal(module(x), module(x))
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"qk_norm": True, "gate": "silu", "learned_gain": "layer", "learned_alpha": "head"}]
+)
+def test_bfloat16_by_autocast_or_by_conversion_is_the_same_to_rounding(settings: dict[str, object]) -> None:
+    module, x = Attention(32, 4, **settings), torch.randn(2, 20, 32)
+    want = module(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        casted = module(x)
+    converted = module.bfloat16()(x.bfloat16())
+    assert casted.dtype == converted.dtype == torch.bfloat16
+    for got in (casted, converted):
+        assert (got - want).abs().max() < 0.03 * want.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Attention(10, 3), "dim=10 must be a positive multiple of heads=3"),
+        (lambda: Attention(0, 1), "dim=0"),
+        (lambda: Attention(8, 2, gate="relu"), "gate='relu' is unknown; choose one of silu, sigmoid, identity"),
+        (lambda: Attention(8, 2, learned_gain="token"), 'learned_gain=\'token\' must be "layer", "head"'),
+        (lambda: Attention(8, 2, dropout=2), "dropout=2"),
+        (lambda: Attention(8, 2, phi="relu/l"), "did you mean 'relu/L'"),
+        (lambda: Attention(8, 2)(torch.randn(4, 8)), r"x must be \[batch, positions, 8\], got \[4, 8\]"),
+        (lambda: Attention(8, 2)(torch.randn(1, 4, 9)), r"got \[1, 4, 9\]"),
+        (lambda: Attention(8, 2)(torch.randn(1, 4, 8), torch.randn(1, 4, 8)), "context_dim"),
+        (lambda: Attention(8, 2, context_dim=6)(torch.randn(1, 4, 8)), r"needs context, \[batch, keys, 6\]"),
+        (
+            lambda: Attention(8, 2, context_dim=6)(torch.randn(1, 4, 8), torch.randn(1, 4, 8)),
+            r"context must be \[batch, positions, 6\]",
+        ),
+        (
+            lambda: Attention(8, 2)(torch.randn(1, 4, 8), attn_mask=torch.ones(4, 4).bool(), is_causal=True),
+            "exclude each other",
+        ),
+    ],
+)
+def test_a_slip_is_answered_in_words(make, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
