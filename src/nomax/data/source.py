@@ -1,0 +1,76 @@
+"""A source of labelled images: what every data set looks like to training and evaluation."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+class Source(Protocol):
+    """One split of a data set: images with labels, by number."""
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """What the labels stand for: label i is classes[i]."""
+
+    @property
+    def labels(self) -> npt.NDArray[np.int64]:
+        """The label of every image."""
+
+    def __len__(self) -> int:
+        """How many images there are."""
+
+    def image(self, index: int) -> "Image.Image":
+        """The image with this number, decoded."""
+
+    def name(self, index: int) -> str:
+        """What an error calls this image: a file, or a place in an archive or array."""
+
+
+class ArraySource:
+    """Images of one size, held in an array (in memory, or mapped from a file): [N, H, W] grey or [N, H, W, 3] RGB."""
+
+    def __init__(self, images: npt.NDArray[np.uint8], labels: npt.ArrayLike, classes: Sequence[str], title: str):
+        labels = np.asarray(labels)
+        if images.dtype != np.uint8 or not (images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)):
+            raise ValueError(
+                f"{title}: images is {images.dtype} {list(images.shape)}; it must be uint8, [N, H, W] or [N, H, W, 3]."
+            )
+        if labels.shape != (len(images),) or not np.issubdtype(labels.dtype, np.integer):
+            raise ValueError(
+                f"{title}: labels is {labels.dtype} {list(labels.shape)}; "
+                f"it must hold one integer for each of the {len(images)} images."
+            )
+        if len(labels) and not (labels.min() >= 0 and labels.max() < len(classes)):
+            raise ValueError(
+                f"{title}: labels go from {labels.min()} to {labels.max()}, but there are {len(classes)} classes."
+            )
+        self.images = images
+        self.labels: npt.NDArray[np.int64] = labels.astype(np.int64)
+        self.classes: Sequence[str] = tuple(classes)
+        self.title = title
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def image(self, index: int) -> "Image.Image":
+        """The image with this number: mode L (grey) or RGB."""
+        from PIL import Image
+
+        pixels: Any = np.asarray(self.images[index])
+        return Image.fromarray(pixels)
+
+    def name(self, index: int) -> str:
+        """What an error calls this image."""
+        return f"{self.title}, image {index} ({self.classes[self.labels[index]]})"
+
+    def __repr__(self) -> str:
+        height, width = self.images.shape[1:3]
+        kind = "RGB" if self.images.ndim == 4 else "grey"
+        return (
+            f"ArraySource({self.title}: {len(self):,} images, {height}×{width} {kind}, {len(self.classes):,} classes)"
+        )

@@ -1,0 +1,203 @@
+"""What is done to an image before a model sees it, in training and in evaluation: the paper's preprocessing.
+
+Randomness is addressed by (seed, position): the same image at the same position of a run gets the same crop, flip and
+augmentation in every worker, on every rank and after every resume. Pixels are bytes here; a batch becomes float32 in
+[-1, 1] as a whole.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch.nn.functional import interpolate
+
+from nomax.data import draws
+from nomax.data.images import Box
+from nomax.data.randaugment import randaugment
+
+Bytes = npt.NDArray[np.uint8]
+
+ASPECT = (0.75, 1.33)  # width / height of inception crops
+ATTEMPTS = 10  # at a crop that fits; very long or high images allow few aspects
+BORDER = 256 / 224  # how much larger than the central crop evaluation resizes to
+MODES = {1: "L", 3: "RGB"}
+
+
+@dataclass(frozen=True)
+class Augment:
+    """What training does to an image: crop, flip, RandAugment."""
+
+    size: int
+    """Height and width of the result."""
+    crop: Literal["inception", "resize", "pad", "none"] = "inception"
+    """inception: a random part of the image, resized; resize: the whole image, its aspect not kept; pad: moved by up to
+    an eighth, mirrored at the borders; none: as it is. For the last two, images must have the right size."""
+    flip: bool = True
+    """Mirror every second image, by chance, left to right."""
+    randaug: tuple[int, int] | None = None
+    """RandAugment: how many operations, and their level from 0 to 30 on the scale of big_vision."""
+    channels: int = 3
+    """3: RGB, grey images are repeated; 1: grey."""
+    area: tuple[float, float] = (0.05, 1.0)
+    """Least and largest share of the image that an inception crop takes."""
+    antialias: bool = True
+    """Average over all pixels when shrinking. False: interpolate between four, as TensorFlow did for the paper."""
+    draft: bool = True
+    """Let JPEGs that are to be shrunk to half or less be decoded at a fraction of their size, which is faster."""
+
+    def __post_init__(self) -> None:
+        _check(self, ("inception", "resize", "pad", "none"))
+        if not 0 < self.area[0] <= self.area[1] <= 1:
+            raise ValueError(f"area is {self.area}; it must hold two shares with 0 < least <= largest <= 1.")
+        if self.randaug is not None and not (self.randaug[0] >= 0 and 0 <= self.randaug[1] <= 30):
+            raise ValueError(
+                f"randaug is {self.randaug}; it must hold a number of operations and a level from 0 to 30."
+            )
+
+    @property
+    def as_is(self) -> bool:
+        """Whether images are taken pixel by pixel, so that a whole batch can be handled at once."""
+        return self.crop in ("pad", "none")
+
+    def evaluation(self) -> "Evaluation":
+        """The evaluation that goes with this training."""
+        crop: Any = {"inception": "small", "pad": "none"}.get(self.crop, self.crop)
+        return Evaluation(self.size, crop, self.channels, self.antialias)
+
+    def box(self, width: int, height: int, seed: int, position: int) -> Box:
+        """The part of an image of this size that is resized to the result."""
+        if self.crop == "resize":
+            return 0, 0, width, height
+        return inception_box(width, height, self.area, seed, position)
+
+    def resized(self, image: Image.Image, box: Box) -> Bytes:
+        """That part of the image at the size of the result, [channels, size, size]."""
+        left, top, right, bottom = (round(place) for place in box)
+        part = np.array(image.crop((left, top, max(right, left + 1), max(bottom, top + 1))))
+        # torch resizes bytes about three times as fast as Pillow does, and to the same values but for one step.
+        tensor = torch.from_numpy(part).reshape(1, *part.shape[:2], -1).permute(0, 3, 1, 2)
+        size = (self.size, self.size)
+        result = interpolate(tensor, size, mode="bilinear", align_corners=False, antialias=self.antialias)
+        return result[0].numpy()
+
+    def finish(self, pixels: Bytes, seed: int, positions: npt.NDArray[np.int64]) -> Bytes:
+        """All that comes after decoding and resizing, for a batch [n, channels, size, size]."""
+        if self.crop == "pad":
+            pixels = _moved(pixels, draws.uniform(seed, draws.CROP, positions[:, None], np.arange(2)))
+        if self.flip:
+            flips = draws.bits(seed, draws.FLIP, positions) % np.uint64(2) == 1
+            pixels[flips] = pixels[flips, :, :, ::-1]
+        if self.randaug is not None:
+            pixels = randaugment(pixels, *self.randaug, draws.bits(seed, draws.RANDAUGMENT, positions))
+        return pixels
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What evaluation does to an image; no chance in it."""
+
+    size: int
+    """Height and width of the result."""
+    crop: Literal["small", "square", "resize", "none"] = "small"
+    """small: the shorter side to 256/224 of the size, the aspect kept, then the centre, as the paper evaluates; square:
+    both sides to 256/224 of the size, then the centre, as its probes do; resize: the whole image, its aspect not kept;
+    none: as it is, and it must have the right size."""
+    channels: int = 3
+    """3: RGB, grey images are repeated; 1: grey."""
+    antialias: bool = True
+    """As in Augment; "small" always averages, as the paper's did."""
+    draft: bool = False
+    """As in Augment."""
+
+    def __post_init__(self) -> None:
+        _check(self, ("small", "square", "resize", "none"))
+
+    @property
+    def as_is(self) -> bool:
+        """Whether images are taken pixel by pixel."""
+        return self.crop == "none"
+
+    def box(self, width: int, height: int, seed: int, position: int) -> Box:
+        """The part of an image of this size that is resized to the result: seen from there, resizing comes first."""
+        if self.crop == "resize":
+            return 0, 0, width, height
+        larger = round(self.size * BORDER)
+        across = down = larger
+        if self.crop == "small":
+            factor = larger / min(width, height)
+            across, down = max(round(width * factor), self.size), max(round(height * factor), self.size)
+        left, top = (across - self.size) // 2, (down - self.size) // 2
+        x, y = width / across, height / down
+        return left * x, top * y, min((left + self.size) * x, width), min((top + self.size) * y, height)
+
+    def resized(self, image: Image.Image, box: Box) -> Bytes:
+        """That part of the image at the size of the result, [channels, size, size]."""
+        size = (self.size, self.size)
+        if self.crop == "small" and box[2] - box[0] > self.size:
+            result = image.resize(size, Image.Resampling.BOX, box)  # TensorFlow's "area"
+        elif self.antialias:
+            result = image.resize(size, Image.Resampling.BILINEAR, box)
+        else:
+            result = image.transform(size, Image.Transform.EXTENT, box, Image.Resampling.BILINEAR)
+        return planes(np.asarray(result)[None])[0]
+
+    def finish(self, pixels: Bytes, seed: int, positions: npt.NDArray[np.int64]) -> Bytes:
+        """Nothing more is done."""
+        return pixels
+
+
+Transform = Augment | Evaluation
+
+
+def inception_box(width: int, height: int, area: tuple[float, float], seed: int, position: int) -> Box:
+    """A random part of an image: TensorFlow's sample_distorted_bounding_box, as the paper's pipeline calls it.
+
+    The aspect is uniform in [0.75, 1.33]; then the height is uniform among those that this aspect and the bounds of the
+    area allow; then the place. (torchvision's RandomResizedCrop draws the area uniformly instead, which gives larger
+    crops.) An image that allows no such part is taken whole.
+    """
+    for attempt in range(ATTEMPTS):
+        a, b, c, d = draws.uniform(seed, draws.CROP, position, attempt, np.arange(4)).tolist()
+        aspect = ASPECT[0] + a * (ASPECT[1] - ASPECT[0])
+        least = math.ceil(math.sqrt(area[0] * width * height / aspect))
+        most = math.floor(min(math.sqrt(area[1] * width * height / aspect), height, width / aspect))
+        if least <= most:
+            tall = least + int(b * (most - least + 1))
+            wide = min(max(round(tall * aspect), 1), width)
+            left, top = int(c * (width - wide + 1)), int(d * (height - tall + 1))
+            return left, top, left + wide, top + tall
+    return 0, 0, width, height
+
+
+def planes(pixels: Bytes, channels: int = 3) -> Bytes:
+    """A batch [n, H, W] or [n, H, W, 3] as [n, 1 or 3, H, W]; grey stays one plane, which stands for three."""
+    if pixels.ndim == 3:
+        return pixels[:, None]
+    if channels == 3:
+        return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
+    weights = np.array([19595, 38470, 7471], np.uint32)  # ITU-R 601-2 luma in 16 bits, as Pillow computes it
+    return ((pixels @ weights + 0x8000) >> 16).astype(np.uint8)[:, None]
+
+
+def _moved(pixels: Bytes, chances: npt.NDArray[np.float64]) -> Bytes:
+    """Every image moved by up to an eighth of its size, and mirrored at its borders."""
+    size = pixels.shape[2]
+    most = size // 8
+    padded = np.pad(pixels, ((0, 0), (0, 0), (most, most), (most, most)), "reflect")
+    moved = np.empty_like(pixels)
+    for number, (top, left) in enumerate((chances * (2 * most + 1)).astype(int).tolist()):
+        moved[number] = padded[number, :, top : top + size, left : left + size]
+    return moved
+
+
+def _check(transform: Transform, crops: tuple[str, ...]) -> None:
+    if transform.size < 1:
+        raise ValueError(f"size is {transform.size}; it must be at least 1.")
+    if transform.crop not in crops:
+        raise ValueError(f"crop is {transform.crop!r}; it must be one of {', '.join(crops)}.")
+    if transform.channels not in MODES:
+        raise ValueError(f"channels is {transform.channels}; it must be 1 (grey) or 3 (RGB).")

@@ -1,0 +1,33 @@
+"""Small image files and folders for the tests of the data pipeline."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+
+def picture(number: int, width: int = 40, height: int = 30) -> Image.Image:
+    """A smooth picture with its own colours."""
+    random = np.random.default_rng(number)
+    coarse = Image.fromarray(random.integers(0, 256, (4, 5, 3), dtype=np.uint8))
+    return coarse.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def encoded(image: Image.Image, kind: str = "JPEG", **settings: Any) -> bytes:
+    """The image as a file in memory."""
+    data = io.BytesIO()
+    image.save(data, kind, **settings)
+    return data.getvalue()
+
+
+def fill(folder: Path, classes: dict[str, int], width: int = 40, height: int = 30) -> Path:
+    """Write FOLDER/CLASS/N.jpg, so many of each class."""
+    number = 0
+    for name, count in classes.items():
+        (folder / name).mkdir(parents=True)
+        for place in range(count):
+            (folder / name / f"{place:03d}.jpg").write_bytes(encoded(picture(number, width, height)))
+            number += 1
+    return folder
