@@ -1,0 +1,38 @@
+"""Files that are complete or not there: written aside, synced to the disk, renamed."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+
+@contextmanager
+def aside(path: Path) -> Iterator[IO[bytes]]:
+    """Write a file that takes its place at the end, if nothing went wrong; otherwise what was there stays."""
+    temporary = path.with_name(f".{path.name}.aside")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write(path: Path, text: str) -> None:
+    """Write a text file that is complete or not there."""
+    with aside(path) as file:
+        file.write(text.encode())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder last, even if the power goes."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

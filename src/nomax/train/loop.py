@@ -1,0 +1,219 @@
+"""The training loop: any Task, one process or many, resumed exactly where its last checkpoint left it.
+
+Whatever happens at a step is a function of the configuration and the step alone: the batch, the random numbers, the
+learning rate. So a checkpoint holds the weights, Adam's moments and the step, and nothing else needs to be restored.
+"""
+
+import copy
+import hashlib
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict as states
+
+from nomax.train import checkpoints, distributed, health, optimiser
+from nomax.train.distributed import World
+from nomax.train.loop_config import LoopConfig, digest
+from nomax.train.metrics import Metrics
+from nomax.train.progress import Bar
+from nomax.train.stop import Stop
+from nomax.train.task import Batch, Task
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How far a call of `train` came."""
+
+    step: int
+    finished: bool
+    seconds: float
+    evaluation: dict[str, float]
+
+
+def train(
+    task: Task[Batch], config: LoopConfig, folder: Path, world: World, stop: Stop, bar: Bar, tensorboard: bool = False
+) -> tuple[Outcome, nn.Module]:
+    """Train from the newest checkpoint in the folder, or from the start, to the last step or until asked to stop.
+
+    Returns how far it came and the model to keep: the average of the weights where the configuration wants one.
+    """
+    loop = Loop(task, config, folder, world)
+    loop.resume()
+    if loop.step:
+        bar.say(f"Continuing from step {loop.step}.")
+    if world.leads:
+        with Metrics(folder, loop.step, tensorboard) as metrics:
+            return loop.run(stop, bar, metrics), loop.kept
+    return loop.run(stop, bar, None), loop.kept
+
+
+class Loop(Generic[Batch]):
+    """The state of a training run, and what a step does to it."""
+
+    def __init__(self, task: Task[Batch], config: LoopConfig, folder: Path, world: World) -> None:
+        self.task, self.config, self.folder, self.world = task, config, folder, world
+        self.step, self.units, self.seconds = 0, 0, 0.0
+        self.model = task.model.to(world.device)
+        self.average = copy.deepcopy(self.model) if config.ema else None
+        self.kept = self.model if self.average is None else self.average
+        self.called = self.model
+        if world.size > 1 and config.distribute == "fsdp":
+            distributed.shard(self.model)
+            if self.average is not None:
+                distributed.shard(self.average)
+        elif world.size > 1:
+            self.called = distributed.replicate(self.model, world)
+        if config.compile:
+            self.model.compile()
+        self.optimiser = optimiser.make(self.model, config)
+
+    def run(self, stop: Stop, bar: Bar, metrics: Metrics | None) -> Outcome:
+        """Steps, evaluations and checkpoints, until the end or until asked to stop."""
+        config, saved, asked = self.config, self.step, False
+        evaluations = self.world.from_leader(metrics.evaluations if metrics else None)
+        batches = self.task.batches(self.step, self.world)
+        while True:
+            finished = self.step == config.steps
+            due = finished or (config.evaluate_every and self.step and self.step % config.evaluate_every == 0)
+            if due and self.step not in evaluations and not asked:
+                evaluation = self.evaluate(stop)
+                asked = evaluation is None  # the next start will do it
+                if evaluation:
+                    evaluations[self.step] = evaluation
+                    bar.say(_sentence(self.step, evaluation))
+                    if metrics:
+                        metrics.write({"step": self.step, "evaluation": evaluation})
+            if self.step != saved and (finished or asked or self.step % config.checkpoint_every == 0):
+                if metrics:
+                    metrics.sync()
+                self.save()
+                saved = self.step
+            if finished or asked:
+                return Outcome(self.step, finished and not asked, self.seconds, evaluations.get(self.step, {}))
+            began = time.monotonic()
+            line, asked = self.update(next(batches), stop)
+            self.seconds += time.monotonic() - began
+            line |= {self.task.unit: self.units, "seconds": round(self.seconds, 3)}
+            bar.update(self.step, line)
+            if metrics and (self.step % config.log_every == 0 or self.step == config.steps):
+                metrics.write(line)
+
+    def update(self, batch: Batch, stop: Stop) -> tuple[dict[str, float], bool]:
+        """One step: the gradient of the mean loss over all ranks, clipped, and AdamW. Says too if a rank shall stop."""
+        size = self.world.sum({"size": self.task.size(batch)})["size"]
+        rate = self.config.lr * optimiser.schedule(self.step, self.config.steps, self.config.warmup)
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        sums: dict[str, float | Tensor] = {"stop": float(stop.asked)}
+        for measured in self._measured(self.called, batch):
+            (measured["loss"] * (self.world.size / size)).backward()  # ranks average their gradients
+            for name, value in measured.items():
+                sums[name] = sums.get(name, 0) + value.detach()
+        norm = float(optimiser.clip(self.model, self.config.clip))
+        totals = self.world.sum(sums)
+        if not (math.isfinite(totals["loss"]) and math.isfinite(norm)):
+            raise self._non_finite(batch, totals["loss"] / size, norm)
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+        if self.average is not None:
+            optimiser.average(self.average, self.model, self.config.ema)
+        self.step += 1
+        self.units += int(size)
+        asked = totals.pop("stop") > 0
+        means = {name: total / size for name, total in totals.items()}
+        return {"step": self.step, **means, "lr": rate, "norm": norm}, asked
+
+    @torch.no_grad()
+    def evaluate(self, stop: Stop) -> dict[str, float] | None:
+        """The means over the test data, with the weights that will be kept; None if asked to stop meanwhile."""
+        sums: dict[str, float | Tensor] = {"size": 0.0}
+        self.kept.eval()
+        for batch in self.task.evaluation(self.world):
+            with self._autocast():
+                measured = self.task.measure(self.kept, batch)
+            for name, value in measured.items():
+                sums[name] = sums.get(name, 0) + value
+            sums["size"] += self.task.size(batch)
+            # Among several ranks nobody may leave alone.
+            if self.world.size == 1 and stop.asked:
+                return None
+        distributed.resharded(self.kept)
+        totals = self.world.sum(sums)
+        size = totals.pop("size")
+        return {name: total / size for name, total in totals.items()}
+
+    def save(self) -> None:
+        """Write a checkpoint; every rank takes part, the leading one writes."""
+        whole = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state = {
+            "step": self.step,
+            "units": self.units,
+            "seconds": self.seconds,
+            "config": digest(self.folder, self.config),
+            "model": states.get_model_state_dict(self.model, options=whole),
+            "optimiser": states.get_optimizer_state_dict(self.model, self.optimiser, options=whole),
+            "average": states.get_model_state_dict(self.average, options=whole) if self.average else None,
+        }
+        if self.world.leads:
+            checkpoints.save(self.folder / "checkpoints", self.step, state, self.config.keep)
+
+    def resume(self) -> None:
+        """Go back to the newest whole checkpoint, if there is one."""
+        state: dict[str, Any] | None = None
+        if self.world.leads:
+            state = checkpoints.newest(self.folder / "checkpoints")
+            checkpoints.tidy(self.folder / "checkpoints", state["step"] if state else 0)
+            if state and state["config"] != digest(self.folder, self.config):
+                raise ValueError(f"the checkpoints in {self.folder} are of another configuration than its config.json.")
+        facts = self.world.from_leader({name: state[name] for name in ("step", "units", "seconds")} if state else None)
+        if facts is None:
+            return
+        self.step, self.units, self.seconds = facts["step"], facts["units"], facts["seconds"]
+        state = state or {"model": {}, "optimiser": {}, "average": {}}
+        several = self.world.size > 1
+        whole = states.StateDictOptions(full_state_dict=several, broadcast_from_rank0=several)
+        states.set_model_state_dict(self.model, state["model"], options=whole)
+        states.set_optimizer_state_dict(self.model, self.optimiser, state["optimiser"], options=whole)
+        if self.average is not None:
+            states.set_model_state_dict(self.average, state["average"], options=whole)
+
+    def _measured(self, model: nn.Module, batch: Batch) -> Iterator[dict[str, Tensor]]:
+        """The sums over the batch, one part after the other, with the random numbers of this step and rank."""
+        model.train()
+        torch.manual_seed(_seed(self.config.seed, self.step, self.world.rank))
+        parts = list(self.task.split(batch, self.config.accumulate))
+        for i, part in enumerate(parts):
+            with distributed.synchronised(model, last=i == len(parts) - 1):
+                with self._autocast():
+                    measured = self.task.measure(model, part)
+                yield measured
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
+
+    def _non_finite(self, batch: Batch, loss: float, norm: float) -> health.NonFiniteError:
+        """What to say about a step whose loss or gradient is not finite. The weights are still those before it."""
+        with torch.compiler.set_stance("force_eager"):  # a compiled model shows no layers
+            found = health.where(self.model, lambda: (m["loss"] for m in self._measured(self.model, batch)))
+        place = min(self.world.gather(found))[1]
+        report = {"step": self.step + 1, "loss": str(loss), "norm": str(norm), "where": place}
+        report["batch"] = self.task.describe(self.step)
+        return health.NonFiniteError(f"step {self.step + 1} has the loss {loss} and a gradient of norm {norm}", report)
+
+
+def _seed(seed: int, step: int, rank: int) -> int:
+    """A seed for the random numbers of one step on one rank."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()[:8], "little") >> 1
+
+
+def _sentence(step: int, evaluation: dict[str, float]) -> str:
+    words = [
+        f"{name} {value:.2%}" if name == "accuracy" else f"{name} {value:.4f}" for name, value in evaluation.items()
+    ]
+    return f"step {step}, test: {', '.join(words)}"

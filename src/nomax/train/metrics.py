@@ -1,0 +1,97 @@
+"""metrics.jsonl, the truth about a run: one line of JSON per step and per evaluation. TensorBoard gets a copy."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+FILE = "metrics.jsonl"
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run so far, without one that is just being written."""
+    try:
+        return [line for line, _ in _lines((folder / FILE).read_bytes())]
+    except FileNotFoundError:
+        return []
+
+
+def last(folder: Path) -> dict[str, Any]:
+    """The newest step of a run that goes on, without reading all of it; nothing if there is none yet."""
+    try:
+        with (folder / FILE).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+            tail = file.read().split(b"\n")
+    except FileNotFoundError:
+        return {}
+    # The first may be cut off, the last is empty or not whole yet.
+    lines = [line for raw in tail[:-1] for line, _ in _lines(raw + b"\n") if "loss" in line]
+    return lines[-1] if lines else {}
+
+
+class Metrics:
+    """The metrics of a run that goes on from a step: lines of later steps are taken back, so none is there twice."""
+
+    def __init__(self, folder: Path, step: int, tensorboard: bool = False) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / FILE
+        self.evaluations: dict[int, dict[str, float]] = {}
+        kept = 0
+        for line, end in _lines(path.read_bytes() if path.exists() else b""):
+            if line["step"] > step:
+                break
+            if "evaluation" in line:
+                self.evaluations[line["step"]] = line["evaluation"]
+            kept = end
+        self._file = path.open("ab", buffering=0)
+        self._file.truncate(kept)
+        self._board = _board(folder / "tensorboard", step) if tensorboard else None
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Add a line. It is whole as soon as it is there: a reader may follow the file while the run goes on."""
+        self._file.write(json.dumps(line).encode() + b"\n")
+        if "evaluation" in line:
+            self.evaluations[line["step"]] = dict(line["evaluation"])
+        if self._board is not None:
+            values = {f"test/{name}": value for name, value in line.get("evaluation", {}).items()}
+            values |= {f"train/{name}": line[name] for name in line if name not in ("step", "evaluation")}
+            for name, value in values.items():
+                self._board.add_scalar(name, value, line["step"])
+
+    def sync(self) -> None:
+        """Wait until all lines are on the disk: a checkpoint must not be newer than its metrics."""
+        os.fsync(self._file.fileno())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def _lines(data: bytes) -> Iterator[tuple[dict[str, Any], int]]:
+    """Each line with where it ends, up to the first that is not whole: a run may have been killed while writing it."""
+    end = 0
+    for raw in data.splitlines(keepends=True):
+        end += len(raw)
+        try:
+            line = json.loads(raw)
+        except ValueError:
+            return
+        if not raw.endswith(b"\n") or not isinstance(line, dict) or "step" not in line:
+            return
+        yield line, end
+
+
+def _board(folder: Path, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder), purge_step=step + 1)

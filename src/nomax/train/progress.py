@@ -1,0 +1,90 @@
+"""What a run shows while it works: a bar in a terminal, a line now and then elsewhere."""
+
+import resource
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from datetime import timedelta
+from types import TracebackType
+from typing import Self
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+PLAIN_EVERY = 30.0  # seconds between lines where there is no terminal
+WINDOW = 30.0  # seconds over which the speed is taken
+
+
+class Bar:
+    """The progress of one run."""
+
+    def __init__(self, title: str, total: int, unit: str, console: Console | None = None, show: bool = True) -> None:
+        self.title, self.total, self.unit, self.show = title, total, unit, show
+        self.console = console or Console(highlight=False)
+        self._marks: deque[tuple[float, int, float]] = deque()
+        self._printed = 0.0
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[text]}"),
+        )
+        self._rich = Progress(*columns, console=self.console) if show and self.console.is_terminal else None
+        self._task = self._rich.add_task(title, total=total, text="") if self._rich else None
+
+    def __enter__(self) -> Self:
+        if self._rich:
+            self._rich.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._rich:
+            self._rich.stop()
+
+    def update(self, step: int, line: Mapping[str, float]) -> None:
+        """Show a line of the metrics."""
+        if not self.show:
+            return
+        now = time.monotonic()
+        self._marks.append((now, step, line.get(self.unit, 0)))
+        while len(self._marks) > 2 and now - self._marks[1][0] > WINDOW:
+            self._marks.popleft()
+        text = self._text(line)
+        if self._rich and self._task is not None:
+            self._rich.update(self._task, completed=step, text=text)
+        elif now - self._printed > PLAIN_EVERY or step == self.total:
+            self._printed = now
+            self.console.print(f"{self.title}: step {step}/{self.total}, {text}", soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        if self.show:
+            self.console.print(text, soft_wrap=True)
+
+    def _text(self, line: Mapping[str, float]) -> str:
+        pieces = [words(line)]
+        (since, first, before), (now, step, after) = self._marks[0], self._marks[-1]
+        if step > first:
+            per_second = (after - before) / (now - since)
+            left = round((self.total - step) * (now - since) / (step - first))
+            pieces += [f"{per_second:,.0f} {self.unit}/s", f"{timedelta(seconds=left)} left"]
+        return ", ".join([*pieces, f"{peak_memory() / 2**20:.0f} MB"])
+
+
+def words(line: Mapping[str, float]) -> str:
+    """The loss and the accuracy of a line of the metrics."""
+    pieces = [f"loss {line['loss']:.4f}"] if "loss" in line else []
+    pieces += [f"accuracy {line['accuracy']:.1%}"] if "accuracy" in line else []
+    return ", ".join(pieces)
+
+
+def peak_memory() -> int:
+    """The most memory that this process has held: of the GPU where it uses one, else of the machine. In bytes."""
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return torch.cuda.max_memory_allocated()
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest if sys.platform == "darwin" else largest * 1024  # macOS counts bytes, Linux kilobytes

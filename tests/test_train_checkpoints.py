@@ -1,0 +1,193 @@
+"""Checkpoints survive what happens to disks and processes."""
+
+import hashlib
+import json
+import resource
+from dataclasses import replace
+
+import pytest
+import torch
+from toy_task import CONFIG, Points, run
+
+from nomax.train import checkpoints, loop_config
+from nomax.train import run as run_folder
+
+
+def state(step):
+    return {"step": step, "model": {"w": torch.full((1000,), float(step))}}
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_checkpoint_comes_back_as_it_was_saved(tmp_path):
+    checkpoints.save(tmp_path, 7, state(7), keep=3)
+    assert names(tmp_path) == ["step-00000007.pt", "step-00000007.pt.sha256"]
+    found = checkpoints.newest(tmp_path)
+    assert found["step"] == 7
+    assert torch.equal(found["model"]["w"], state(7)["model"]["w"])
+
+
+def test_the_hash_beside_it_is_what_sha256sum_expects(tmp_path):
+    path = checkpoints.save(tmp_path, 7, state(7), keep=3)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert (tmp_path / "step-00000007.pt.sha256").read_text() == f"{digest}  step-00000007.pt\n"
+
+
+def test_only_the_newest_are_kept(tmp_path):
+    for step in (5, 10, 99_999_999, 100_000_000):
+        checkpoints.save(tmp_path, step, state(step), keep=2)
+    assert [name for name in names(tmp_path) if name.endswith(".pt")] == ["step-100000000.pt", "step-99999999.pt"]
+    assert checkpoints.newest(tmp_path)["step"] == 100_000_000
+
+
+def test_an_empty_folder_has_no_checkpoint(tmp_path):
+    assert checkpoints.newest(tmp_path) is None
+    assert checkpoints.newest(tmp_path / "missing") is None
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "no hash", "empty hash"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_serves(tmp_path, capsys, damage):
+    for step in (5, 10):
+        path = checkpoints.save(tmp_path, step, state(step), keep=3)
+    data = bytearray(path.read_bytes())
+    if damage == "flipped":
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    elif damage == "cut":
+        path.write_bytes(data[:-100])
+    elif damage == "no hash":
+        path.with_name(path.name + ".sha256").unlink()
+    else:
+        path.with_name(path.name + ".sha256").write_text("")
+    assert checkpoints.newest(tmp_path)["step"] == 5
+    told = capsys.readouterr().err
+    assert str(path) in told
+    assert "damaged" in told
+
+
+def test_if_every_checkpoint_is_damaged_the_error_says_what_to_do(tmp_path, capsys):
+    for step in (5, 10):
+        checkpoints.save(tmp_path, step, state(step), keep=3).write_bytes(b"")
+    with pytest.raises(ValueError, match=r"no checkpoint in .* is whole\. Remove"):
+        checkpoints.newest(tmp_path)
+    assert capsys.readouterr().err.count("damaged") == 2
+
+
+def test_a_damaged_checkpoint_does_not_push_out_good_ones(tmp_path, capsys):
+    for step in (5, 10):
+        path = checkpoints.save(tmp_path, step, state(step), keep=3)
+    path.write_bytes(b"")
+    checkpoints.tidy(tmp_path, checkpoints.newest(tmp_path)["step"])
+    checkpoints.save(tmp_path, 8, state(8), keep=1)
+    assert checkpoints.newest(tmp_path)["step"] == 8
+    assert names(tmp_path) == ["step-00000008.pt", "step-00000008.pt.sha256", "step-00000010.pt.damaged"]
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path, capsys):
+    class Evil:
+        def __reduce__(self):
+            return (print, ("ran",))
+
+    checkpoints.save(tmp_path, 5, state(5), keep=3)
+    checkpoints.save(tmp_path, 6, {"step": Evil()}, keep=3)
+    assert checkpoints.newest(tmp_path)["step"] == 5
+    captured = capsys.readouterr()
+    assert "ran" not in captured.out
+    assert "cannot be read" in captured.err
+
+
+def test_a_full_disk_loses_nothing_that_was_saved(tmp_path):
+    checkpoints.save(tmp_path, 5, state(5), keep=1)
+    before = names(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))  # every write beyond fails, as on a full disk
+    try:
+        with pytest.raises(OSError, match=r"step-00000010\.pt could not be written: .*make room"):
+            checkpoints.save(tmp_path, 10, state(10), keep=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert names(tmp_path) == before
+    assert checkpoints.newest(tmp_path)["step"] == 5
+
+
+@pytest.mark.parametrize("where", ["fsync", "replace"])
+def test_an_error_at_the_last_moment_loses_nothing_either(tmp_path, monkeypatch, where):
+    checkpoints.save(tmp_path, 5, state(5), keep=1)
+    before = names(tmp_path)
+
+    def fail(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(f"nomax.train.files.os.{where}", fail)
+    with pytest.raises(OSError, match="No space left on device"):
+        checkpoints.save(tmp_path, 10, state(10), keep=1)
+    monkeypatch.undo()
+    assert names(tmp_path) == before
+    assert checkpoints.newest(tmp_path)["step"] == 5
+
+
+def test_a_run_whose_newest_checkpoint_is_damaged_still_ends_the_same(tmp_path, capsys):
+    run(tmp_path / "whole")
+    short = replace(CONFIG, steps=12)
+    run(tmp_path / "hurt", Points(short), short)
+    newest = tmp_path / "hurt" / "checkpoints" / "step-00000012.pt"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    run(tmp_path / "hurt")
+    states = [checkpoints.newest(tmp_path / name / "checkpoints")["model"] for name in ("hurt", "whole")]
+    torch.testing.assert_close(*states, rtol=0, atol=0)
+    assert "step-00000012.pt is damaged" in capsys.readouterr().err
+
+
+def test_another_configuration_is_refused_with_the_fields_that_differ(tmp_path):
+    with run_folder.claimed(tmp_path, CONFIG):
+        pass
+    with pytest.raises(ValueError, match="another configuration") as caught:
+        run_folder.check(tmp_path, replace(CONFIG, lr=0.1, seed=3))
+    assert "lr: 0.05 there, 0.1 now" in str(caught.value)
+    assert "seed: 0 there, 3 now" in str(caught.value)
+    assert "steps" not in str(caught.value)
+
+
+def test_how_the_work_is_done_may_change(tmp_path):
+    with run_folder.claimed(tmp_path, CONFIG):
+        pass
+    run_folder.check(tmp_path, replace(CONFIG, threads=2, accumulate=4, checkpoint_every=100, distribute="fsdp"))
+
+
+def test_a_folder_serves_one_process_at_a_time(tmp_path):
+    second = run_folder.claimed(tmp_path, CONFIG)
+    with run_folder.claimed(tmp_path, CONFIG), pytest.raises(run_folder.BusyError, match="another process is training"):
+        second.__enter__()
+
+
+def test_a_folder_with_other_things_in_it_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(ValueError, match=r"something else than a run \(thesis.tex\)"):
+        run_folder.check(tmp_path, CONFIG)
+
+
+def test_a_misspelt_field_in_the_configuration_is_named(tmp_path):
+    (tmp_path / "config.json").write_text(loop_config.to_json(CONFIG).replace('"lr"', '"learning_rate"'))
+    with pytest.raises(ValueError, match="learning_rate: Unexpected keyword argument"):
+        run_folder.check(tmp_path, CONFIG)
+
+
+def test_checkpoints_of_another_run_are_refused(tmp_path):
+    with run_folder.claimed(tmp_path, CONFIG):
+        run(tmp_path)
+    other = replace(CONFIG, lr=0.1)
+    (tmp_path / "config.json").write_text(loop_config.to_json(other))
+    with pytest.raises(ValueError, match="another configuration"):
+        run(tmp_path, Points(other), other)
+
+
+def test_a_field_that_a_later_version_adds_does_not_end_a_run(tmp_path):
+    with run_folder.claimed(tmp_path, CONFIG):
+        run(tmp_path, Points(CONFIG), CONFIG)
+    content = json.loads((tmp_path / "config.json").read_text())
+    del content["ema"]  # as if it had been written before there was one
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert loop_config.read(tmp_path / "config.json", loop_config.LoopConfig) == CONFIG
+    assert loop_config.digest(tmp_path, CONFIG) == loop_config.digest(tmp_path, replace(CONFIG, ema=0.5))

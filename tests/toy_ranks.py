@@ -1,0 +1,33 @@
+"""Under torchrun: trains the toy several times, [[folder, settings, poisoned step], …], and ViTs, [options, …]."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from toy_task import CONFIG, Points
+
+from nomax.train.distributed import world
+from nomax.train.health import NonFiniteError
+from nomax.train.loop import train
+from nomax.train.progress import Bar
+from nomax.train.stop import Stop
+from nomax.train.vit import Options, run
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with world() as here, Stop() as stop:
+        for folder, settings, poisoned in json.loads(sys.argv[1]):
+            config = replace(CONFIG, **settings)
+            task = Points(config)
+            task.poisoned = poisoned
+            bar = Bar("toy", config.steps, Points.unit, Console(quiet=True), show=False)
+            try:
+                train(task, config, Path(folder), here, stop, bar)
+            except NonFiniteError as error:
+                if here.leads:
+                    Path(folder, "nonfinite.json").write_text(json.dumps(error.report))
+        for options in json.loads(sys.argv[2]):
+            run(Options(**{**options, "out": Path(options["out"])}))
