@@ -1,0 +1,1 @@
+"""The commands: nomax evaluate, probe, rows, maps."""

@@ -1,0 +1,114 @@
+"""`nomax evaluate`: the accuracy of trained models, over all classes and over a subset of them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from nomax import data
+from nomax.evaluate.accuracy import Score, classify
+from nomax.evaluate.commands import terminal
+from nomax.evaluate.runs import Run, load_all
+from nomax.evaluate.sources import first_of_each
+from nomax.evaluate.subset import LabelMap, named
+
+
+@dataclass(frozen=True)
+class Options:
+    """Measure the accuracy of trained models on test images.
+
+    With --subset the top class among some columns of the head counts, without fine-tuning. That is how Wortsman et al.
+    report ImageNet-1k accuracy of models of ImageNet-21k: nomax evaluate RUN --data IMAGENET --subset imagenet1k. Where
+    the data set has all of the head's classes, only images of the subset's classes count for it: --subset icons.
+    """
+
+    runs: terminal.Runs
+    """Run folders that `nomax train` wrote, saved models, or models of the hub."""
+    data: str | None = None
+    """A name (`nomax data list`), a folder, shards, torchvision:… or hf:…; if not given, each run's own data set."""
+    split: str = "test"
+    """Which part of the data set."""
+    subset: str | None = None
+    """imagenet1k (of 21,843 classes), icons (with at least 30 drawings), or a file: one column or class per line."""
+    batch_size: int = 64
+    """Images that pass through the model at a time."""
+    workers: int = 0
+    """Processes that prepare images."""
+    device: str | None = None
+    """cpu, cuda, …; if not given, a GPU if there is one."""
+    output: Path | None = None
+    """Write the results into this JSON file, too."""
+    smoke: bool = False
+    """Try it on two images of each of the first three classes: shows only that it works."""
+
+
+def run(options: Options) -> int:
+    """Return 0, or 2 if the options cannot be served."""
+    console = Console()
+    try:
+        runs = load_all(options.runs, options.device)
+        with terminal.progress(console) as progress:
+            found = [_evaluate(options, one, progress) for one in runs]
+    except terminal.EXPECTED as error:
+        return terminal.tell("evaluate", error)
+    console.print(_table(options, found))
+    for note in dict.fromkeys(entry["note"] for entry in found if entry["note"]):
+        console.print(note)
+    if options.output is not None:
+        terminal.write_json(options.output, {"smoke": options.smoke, "results": found})
+        console.print(f"Written: {options.output}", highlight=False)
+    return 0
+
+
+def _evaluate(options: Options, one: Run, progress: Progress) -> dict[str, Any]:
+    place = options.data or one.data
+    source = data.load(place, options.split)
+    subset = None if options.subset is None else named(options.subset, source.classes)
+    source = first_of_each(source, 3, 2) if options.smoke else source
+    scores = classify(
+        one.model,
+        source,
+        one.transform,
+        subset,
+        batch_size=options.batch_size,
+        workers=options.workers,
+        report=terminal.advancing(progress, one.title, len(source)),
+    )
+    plain = {name: _plain(score) for name, score in zip(("accuracy", "subset_accuracy"), scores, strict=True)}
+    about = {"run": one.title, "phi": one.model.config.phi, "data": place, "split": options.split}
+    return about | {"subset": options.subset, "note": _note(subset)} | plain
+
+
+def _plain(score: Score | None) -> dict[str, Any] | None:
+    return None if score is None else {"accuracy": score.accuracy, "right": score.right, "images": score.images}
+
+
+def _note(subset: LabelMap | None) -> str:
+    if subset is None or not subset.absent:
+        return ""
+    names = ", ".join(subset.names[place] for place in subset.absent[:5])
+    number = len(subset.absent)
+    return f"The head has no column for {number} of the subset's classes ({names}): their images count as wrong."
+
+
+def _table(options: Options, found: list[dict[str, Any]]) -> Table:
+    caption = "A smoke run: these numbers mean nothing." if options.smoke else None
+    table = Table(box=SIMPLE_HEAD, title="Accuracy", caption=caption, title_style="bold", caption_justify="left")
+    for name in ("run", "data set"):
+        table.add_column(name, overflow="fold")
+    columns = {"all classes": "accuracy"} | ({f"among {options.subset}": "subset_accuracy"} if options.subset else {})
+    for name in columns:
+        table.add_column(name, justify="right")
+        table.add_column("images", justify="right")
+    for entry in found:
+        cells = [text for name in columns.values() for text in _cells(entry[name])]
+        table.add_row(entry["run"], f"{entry['data']} ({entry['split']})", *cells)
+    return table
+
+
+def _cells(score: dict[str, Any] | None) -> tuple[str, str]:
+    return ("–", "–") if score is None else (f"{100 * score['accuracy']:.2f}%", f"{score['images']:,}")

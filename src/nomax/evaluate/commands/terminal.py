@@ -1,0 +1,62 @@
+"""What the commands of this folder share: progress, where results go, and how errors are told."""
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from nomax.train.files import aside
+
+Runs = tyro.conf.Positional[
+    Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="(at least one)")]
+]
+
+# What a user can set right: told in one line, without a traceback.
+EXPECTED = (ValueError, TypeError, OSError, ImportError)
+
+
+def progress(console: Console) -> Progress:
+    """Bars that vanish when the work is done."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)
+
+
+def advancing(progress: Progress, description: str, total: int) -> Callable[[int], None]:
+    """A new bar, as a function that is told how many more are done."""
+    task = progress.add_task(description, total=total)
+    return lambda number: progress.advance(task, number)
+
+
+def tell(command: str, error: Exception) -> int:
+    """Print what is wrong, and return the exit code for it."""
+    print(f"nomax {command}: {error}", file=sys.stderr)
+    return 2
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file, complete or not at all, and the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with aside(path) as file:
+        file.write(content)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write plain data and dataclasses as JSON; a NaN, which JSON does not have, becomes null."""
+    write(path, (json.dumps(_plain(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
+
+
+def _plain(content: Any) -> Any:
+    if dataclasses.is_dataclass(content) and not isinstance(content, type):
+        return _plain(dataclasses.asdict(content))
+    if isinstance(content, dict):
+        return {str(key): _plain(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_plain(value) for value in content]
+    return None if isinstance(content, float) and math.isnan(content) else content
