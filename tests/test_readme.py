@@ -4,10 +4,13 @@ from pathlib import Path
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
 
-def test_the_example_runs(capsys):
-    (example,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    exec(example, {})
+def test_the_examples_run_one_after_the_other(capsys):
+    examples = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    names: dict[str, object] = {}
+    for example in examples:
+        exec(example, names)
     assert "cpu backend" in capsys.readouterr().out
+    assert names["logits"].shape == (2, 1000)
 
 
 def test_every_phi_of_the_table_is_one():

@@ -1,5 +1,6 @@
 """The command line: `nomax <command> [options]`. A command's module is imported only when the command is called."""
 
+import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -9,13 +10,35 @@ from nomax import __version__
 
 # Each module has a dataclass Options, which becomes the command's options and help, and run(options) -> exit code.
 COMMANDS = {
+    "train vit": ("nomax.train.vit", "train a vision transformer, one φ or several side by side"),
+    "evaluate": ("nomax.evaluate.commands.evaluate", "accuracy of trained models, also among a subset of their labels"),
+    "probe": ("nomax.evaluate.commands.probe", "few-shot linear probes of trained models on other data sets"),
+    "rows": ("nomax.evaluate.commands.rows", "statistics of attention weights by layer and head: a table and a plot"),
+    "maps": ("nomax.evaluate.commands.maps", "a picture of where models look, side by side"),
+    "data list": ("nomax.data.commands.list", "the data sets there are by name, and which are ready"),
+    "data get": ("nomax.data.commands.get", "download data sets and prepare them"),
+    "data info": ("nomax.data.commands.info", "what is in a data set: counts, sizes, means, a sheet of samples"),
+    "data pack": ("nomax.data.pack", "write shards from a folder of images"),
     "bench attention": ("nomax.bench.attention", "measure attention's speed and memory against its peers"),
+    "bench vit": ("nomax.bench.vit", "measure the speed of the ViT against timm's"),
+    "bench data": ("nomax.bench.data", "measure the input pipeline against torchvision's"),
+    "bench probe": ("nomax.bench.probe", "measure the few-shot probe against scikit-learn's ridge classifier"),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = _obey(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # Whoever read our output has seen enough (`| head`); what is still buffered must not raise at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _obey(words: list[str]) -> int:
     for name, (module, _) in COMMANDS.items():
         length = len(name.split())
         if words[:length] == name.split():
@@ -40,8 +63,8 @@ def _run(title: str, module: str, arguments: list[str]) -> int:
     import tyro
 
     command = import_module(module)
-    options = tyro.cli(command.Options, prog=title, args=arguments)
     try:
+        options = tyro.cli(command.Options, prog=title, args=arguments)
         return int(command.run(options))
     except KeyboardInterrupt:
         print(f"{title}: stopped.", file=sys.stderr)

@@ -1,23 +1,20 @@
 """`nomax bench attention`: check, then race our operation against its peers, and write down all that was found."""
 
 import dataclasses
-import math
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 from rich.text import Text
 
 from nomax.bench import figure, goals, memory, peak, tables
+from nomax.bench.frame import check_load, known, now, progress_bar, results_folder, threads_restored
 from nomax.bench.gate import check
 from nomax.bench.machine import load, machine, versions
 from nomax.bench.peers import PEERS, ours, step
@@ -80,24 +77,23 @@ def run(options: Options) -> int:
         first = {name: getattr(options, name)[:1] for name in ("dtypes", "threads", "phis")}
         options = dataclasses.replace(options, **first, rounds=2)
     console = Console()
-    usual = Path("benchmarks/results")
-    output = options.output or (usual if usual.is_dir() else Path())
+    output = results_folder(options.output)
     results = Results(
         options=dataclasses.asdict(options) | {"output": None},
         machine=machine(),
         versions=versions(),
         shapes=shapes,
-        started=_now(),
+        started=now(),
         smoke=options.smoke,
         load_before=load(),
     )
     stopped = False
-    with _progress(console) as progress, _threads_restored():
+    with progress_bar(console) as progress, threads_restored():
         try:
             for done in _measure(options, shapes, results, progress):
                 console.print(done)
                 write(output / "attention.json", results.json())
-            results.finished = _now()
+            results.finished = now()
         except KeyboardInterrupt:
             stopped = True
 
@@ -199,31 +195,18 @@ def _difference(theirs: Any, mine: Any) -> float:
 
 def _check(options: Options) -> list[Shape]:
     """The shapes to measure; an error says what is wrong with the options."""
-    shapes = [SHAPES[_known("shape", name, SHAPES)] for name in options.shapes]
+    shapes = [SHAPES[known("shape", name, SHAPES)] for name in options.shapes]
     for name in options.peers:
-        _known("peer", name, PEERS)
+        known("peer", name, PEERS)
     for phi in options.phis:
         parsed = Phi.parse(phi)
         if str(parsed) != f"{parsed.activation}/L" or parsed.activation == "softmax":
             raise ValueError(f"--phis {phi}: activations are compared at the same scale; write {parsed.activation}/L.")
     if options.rounds < 1 or not options.threads or min(options.threads) < 1:
         raise ValueError("--rounds and --threads must be at least 1.")
-    busy = load()
-    if busy > options.load_limit and not options.smoke:
-        raise ValueError(
-            f"the machine is busy: its load average is {busy:.2f}, the limit is {options.load_limit:g}. Wait until it "
-            f"is quiet, or pass --load-limit {math.ceil(busy) + 1} to measure nevertheless; the load is recorded."
-        )
+    if not options.smoke:
+        check_load(options.load_limit)
     return [shape.shrunk() for shape in shapes] if options.smoke else shapes
-
-
-def _known(kind: str, name: str, table: Collection[str]) -> str:
-    if name in table:
-        return name
-    folded = {known.casefold(): known for known in table}
-    nearest = get_close_matches(name.casefold(), folded, n=1, cutoff=0.4)
-    hint = f"; did you mean {folded[nearest[0]]}?" if nearest else "."
-    raise ValueError(f"there is no {kind} {name!r}{hint} There are: {', '.join(table)}.")
 
 
 def _write_all(output: Path, results: Results, console: Console) -> None:
@@ -235,21 +218,3 @@ def _write_all(output: Path, results: Results, console: Console) -> None:
     for name, text in files.items():
         write(output / name, text)
     console.print(f"Written: {', '.join(str(output / name) for name in files)}", highlight=False)
-
-
-def _progress(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
-
-
-@contextmanager
-def _threads_restored() -> Iterator[None]:
-    before = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

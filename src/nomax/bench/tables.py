@@ -122,10 +122,10 @@ def markdown(results: Results) -> str:
             if shapes := dict.fromkeys(case.shape for case in cases if case.shape != "tiny"):
                 columns = ["shape", "GFLOP/s", *(f"vs {name}" for name in PEER_NAMES.values())]
                 rows = [_markdown_row(results, shape, dtype, mode, threads) for shape in shapes]
-                parts.append(f"**{dtype}, {mode}**\n\n" + _markdown_table(columns, rows))
+                parts.append(f"**{dtype}, {mode}**\n\n" + markdown_table(columns, rows))
     parts += [text for text in (_overhead(results), _memory(results)) if text]
     parts += [f"- {line}" for line in missing(results.cases)]
-    parts.append("**Goals**\n\n" + _markdown_table(list(GOAL_COLUMNS), [list(row) for row in goal_rows(results)]))
+    parts.append("**Goals**\n\n" + markdown_table(list(GOAL_COLUMNS), [list(row) for row in goal_rows(results)]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -137,7 +137,7 @@ def _measured_on(results: Results) -> str:
         f"nomax {versions['nomax']}, torch {versions['torch']}, {results.started[:10]}, "
         f"with {' / '.join(map(str, threads))} thread{'s' * (threads[-1] > 1)}. "
         "“vs” is the peer's time divided by ours, each the best of "
-        f"{results.options['rounds']} interleaved rounds of one run (three for calls of over 2 s). "
+        f"{results.options['rounds']} interleaved rounds of one run (three for calls of over 2 s, one over 8 s). "
         "Shapes: batch × heads × queries (× keys) × D, contiguous tensors."
     )
 
@@ -158,7 +158,8 @@ def _sizes(results: Results, name: str) -> str:
     return f"{name} ({'×'.join(map(str, (shape.batch, shape.heads, shape.queries, *keys, shape.dimension)))})"
 
 
-def _markdown_table(columns: list[str], rows: list[list[str]]) -> str:
+def markdown_table(columns: list[str], rows: list[list[str]]) -> str:
+    """A table in Markdown."""
     lines = ["| " + " | ".join(cells) + " |" for cells in (columns, ["---"] * len(columns), *rows)]
     return "\n".join(lines)
 
@@ -171,7 +172,7 @@ def _overhead(results: Results) -> str | None:
         if (case.shape, case.mode) == ("tiny", mode)
     ]
     title = "**The cost of a call**: one query, one key, one head\n\n"
-    return title + _markdown_table(["mode", "dtype", "threads", "nomax", "SDPA"], rows) if rows else None
+    return title + markdown_table(["mode", "dtype", "threads", "nomax", "SDPA"], rows) if rows else None
 
 
 def _memory(results: Results) -> str | None:
@@ -183,4 +184,4 @@ def _memory(results: Results) -> str | None:
     if not rows:
         return None
     title = f"**Peak extra memory**, one head, L = {results.memory[0].length:,}, float32, results included\n\n"
-    return title + _markdown_table(["mode", "", "memory", "of the L×L matrix"], rows)
+    return title + markdown_table(["mode", "", "memory", "of the L×L matrix"], rows)
