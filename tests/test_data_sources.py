@@ -182,7 +182,6 @@ def test_the_info_command_explains_a_slip(asked: str, message: str, capsys) -> N
 
 def test_the_list_command_shows_every_name(capsys, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("NOMAX_DATA", str(tmp_path))
-    monkeypatch.setenv("COLUMNS", "200")
     assert main(["data", "list"]) == 0
     out = capsys.readouterr().out
     for name, entry in ENTRIES.items():

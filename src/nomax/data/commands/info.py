@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -22,7 +22,7 @@ SPLITS = ("train", "test", "val")
 class Options:
     """Describe a data set: images by split and class, sizes, pixel statistics, licence, and where it lies."""
 
-    data: tyro.conf.Positional[str]
+    data: Annotated[str, tyro.conf.arg(metavar="DATA"), tyro.conf.Positional]
     """A name of `nomax data list`, a folder, shards, torchvision:NAME or hf:NAME."""
     split: str | None = None
     """Only this split; otherwise train, test and val, as far as they are there."""

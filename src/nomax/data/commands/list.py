@@ -11,6 +11,8 @@ from rich.table import Table
 from nomax.data.arrays import is_prepared
 from nomax.data.registry import ENTRIES, Entry, cache_folder
 
+NARROWEST = 106  # columns; below, names and commands would be cut off
+
 
 @dataclass(frozen=True)
 class Options:
@@ -28,7 +30,7 @@ def run(options: Options) -> int:
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
     for title in ("name", "train", "test", "classes", "download", "licence", "state"):
         numbers = title in ("train", "test", "classes", "download")
-        table.add_column(title, justify="right" if numbers else "left", no_wrap=title != "state")
+        table.add_column(title, justify="right" if numbers else "left", no_wrap=True)
     for entry in ENTRIES.values():
         table.add_row(
             entry.name,
@@ -40,6 +42,7 @@ def run(options: Options) -> int:
             state(entry, folder),
         )
     console = Console()
+    console.width = max(console.width, NARROWEST)
     console.print(table)
     console.print(
         f"Fetched data sets are kept in {folder}; the environment variable NOMAX_DATA changes that.", soft_wrap=True
