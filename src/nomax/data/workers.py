@@ -3,9 +3,11 @@
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -72,7 +74,7 @@ def _made_by(maker: "Maker", parts: Iterator[Request], workers: int) -> Generato
         num_workers=workers,
         collate_fn=_same,
         prefetch_factor=PREFETCH,
-        worker_init_fn=_leave_signals_to_parent,
+        worker_init_fn=_in_worker,
     )
     running = iter(loader)
     try:
@@ -176,7 +178,18 @@ def _same(made: Any) -> Any:
     return made
 
 
-def _leave_signals_to_parent(worker: int) -> None:
+def _in_worker(worker: int) -> None:
+    _leave_signals_to_parent()
+    sys.excepthook = _unless_parent_hung_up
+
+
+def _unless_parent_hung_up(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Report an error, but not that a parent stopped by Ctrl-C left in the middle of taking over a batch."""
+    if not issubclass(kind, EOFError | ConnectionError):
+        sys.__excepthook__(kind, error, trace)
+
+
+def _leave_signals_to_parent() -> None:
     """Ctrl-C and a cluster's SIGTERM reach every process, but the parent may want a batch more before it stops.
 
     It ends its workers by itself, if need be by a SIGTERM of its own, and they end when it is gone.
