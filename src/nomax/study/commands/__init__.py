@@ -1,0 +1,1 @@
+"""The commands of studies: run, merge, export, list."""

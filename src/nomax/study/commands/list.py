@@ -1,0 +1,53 @@
+"""`nomax study list`: the studies there are, and how long they take."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from nomax.study import setup as setups
+from nomax.study.estimate import Estimate, spelled
+from nomax.study.runner import unfinished, unique
+from nomax.study.store import Store
+from nomax.study.studies import STUDIES, load
+
+
+@dataclass(frozen=True)
+class Options:
+    """List the studies: what each asks, the claims it judges, how many runs it has, and how long they will take.
+
+    Times are of one core, of the runs that are not in the store yet. `nomax study NAME --dry-run` lists all runs.
+    """
+
+    setup: str = "default"
+    """How large: default, hour or smoke."""
+    store: Path = Path("runs/study")
+    """Folder of all runs; finished ones say how long others take."""
+
+
+def run(options: Options) -> int:
+    """Print the table."""
+    try:
+        setup = setups.named(options.setup)
+        store = Store(options.store, create=False)
+        estimate = Estimate(store.rows())
+        table = Table(box=SIMPLE_HEAD)
+        for column in ("study", "asks", "claims", "runs", "to do", "core time"):
+            table.add_column(column, justify="right" if column in ("runs", "to do", "core time") else "left")
+        for name in STUDIES:
+            study = load(name)
+            runs = unique(study.grid(setup, setup.seeds))
+            left = unfinished(runs, store)
+            seconds = sum(estimate.seconds(run) for run in left)
+            claims = " ".join(study.CLAIMS)
+            table.add_row(name, study.TITLE, claims, str(len(runs)), str(len(left)), spelled(seconds))
+    except (ValueError, OSError, ImportError) as error:
+        print(f"nomax study list: {error}", file=sys.stderr)
+        return 2
+    console = Console(highlight=False, markup=False)
+    console.print(table)
+    console.print(f"Set-up {setup.name}; {estimate.source}. To run one: nomax study NAME --setup {setup.name}")
+    return 0

@@ -1,0 +1,252 @@
+"""`nomax study NAME`: run a grid, draw its figures, and judge the claims."""
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from nomax import study
+from nomax.evaluate import figures, subset
+from nomax.evaluate.sources import probe_sets
+from nomax.study import setup as setups
+from nomax.study.estimate import Estimate, parse_seconds, spelled
+from nomax.study.launch import Launcher, Processes, Submitit, settings
+from nomax.study.publish import publish
+from nomax.study.run import Run
+from nomax.study.runner import Report, run_grid, shard, share_left, unfinished, unique
+from nomax.study.setup import Setup
+from nomax.study.store import Store
+from nomax.train.stop import Stop
+
+if TYPE_CHECKING:
+    from nomax.study.verdict import Verdict
+
+EXPECTED = (ValueError, TypeError, OSError, ImportError)
+COLOURS = {"reproduced": "green", "contradicted": "red", "undecided": "yellow"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Run a study: train its grid of models, draw its figures, and judge the paper's claims.
+
+    `nomax study list` shows the studies. A run is known by all of its settings: what is in the store is not done again,
+    by whichever study it was done, and what was interrupted (Ctrl-C, SIGTERM, even kill -9) goes on where it was.
+    Several processes may work on one store. A run that diverges or fails is a result, and counted as such.
+
+    On several machines: give each --shard i/n and a store of its own, then `nomax study merge`; or --launcher submitit
+    on a Slurm cluster. Exit codes: 0 all well, 1 a run's process ended without an outcome, 2 wrong options, 130 and 143
+    stopped by Ctrl-C and SIGTERM.
+    """
+
+    name: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="NAME")]]
+    """A name of `nomax study list`, or a Python file with grid, figures and verdicts."""
+    setup: str = "default"
+    """default: minutes, a reduced grid. hour: one to two hours on two cores. Options down to --device change it."""
+    data: str | None = None
+    """A name (`nomax data list`), a folder of images, shards, "torchvision:NAME" or "hf:NAME"."""
+    model: tuple[str, ...] | None = None
+    """Sizes of models, such as pico nano; or with their patch, such as S/32 S/16 S/8."""
+    patches: tuple[int, ...] | None = None
+    """Sizes of patches, each of which gives a length of sequences."""
+    image_size: int | None = None
+    """Pixels on a side; the images' own if they are small."""
+    activations: tuple[str, ...] | None = None
+    """The h to compare, for studies of all h."""
+    alphas: tuple[float, ...] | None = None
+    """The exponents of L."""
+    seeds: tuple[int, ...] | None = None
+    """One number: so many seeds, 0, 1, 2, … Several numbers: these seeds."""
+    steps: int | None = None
+    """Steps of each run."""
+    batch_size: int | None = None
+    """Images per step."""
+    lr: float | None = None
+    """Largest learning rate, the same for every φ."""
+    warmup: int | None = None
+    """Steps of linear warm-up."""
+    recipe: Literal["small", "i1k", "i21k"] | None = None
+    """What the numbers above change: the recipe for small images, or the paper's for ImageNet."""
+    precision: Literal["fp32", "bf16"] | None = None
+    """bf16: autocast, with float32 weights."""
+    probes: tuple[str, ...] | None = None
+    """Data sets of ten-shot probes, as `nomax probe --on` takes them, for studies that probe."""
+    subset: str | None = None
+    """Labels whose accuracy is measured by itself: icons, imagenet1k or a file; for studies that do."""
+    device: str | None = None
+    """cpu, cuda, or (auto) whichever there is."""
+
+    jobs: int | None = None
+    """Runs at a time, each in a process with one thread; if not given, as many as there are cores."""
+    shard: str | None = None
+    """i/n: only the i-th of n parts of the grid, i from 1 to n. A run's part depends on nothing but its settings."""
+    budget: str | None = None
+    """2h, 90m, …: start nothing that would end later, by the estimate, and stop then; the same command goes on."""
+    retry: bool = False
+    """Try failed runs again. (Those that diverged would diverge again.)"""
+    launcher: Literal["processes", "submitit"] = "processes"
+    """Where runs are done: here, or as jobs of a cluster."""
+    submit: tuple[str, ...] = ()
+    """For submitit: KEY=VALUE, such as slurm_partition=gpu timeout_min=240 gpus_per_node=1, or cluster=local."""
+    store: Path = Path("runs/study")
+    """Folder of all runs, of all studies."""
+    out: Path | None = None
+    """Folder of the results; results/NAME if not given."""
+    dry_run: bool = False
+    """List the runs with the time each will take, and do nothing."""
+    smoke: bool = False
+    """Shrink everything to seconds: shows only that it works."""
+
+
+def run(options: Options) -> int:
+    """Run a study. See Options for the exit codes."""
+    console = Console(highlight=False, markup=False)
+    try:
+        module = study.load(options.name)
+        setup = chosen_setup(options)
+        grid = unique(module.grid(setup, setup.seeds))
+        mine = shard(grid, options.shard)
+        store = Store(options.store, create=False)
+        if options.dry_run:
+            _list(mine, store, _jobs(options), options.retry, console)
+            return 0
+        budget = None if options.budget is None else parse_seconds(options.budget)
+        _check_what_follows(mine)
+        command, name = command_line(options), study.short(options.name)
+        launcher = _launcher(options, store, command, len(mine))
+    except EXPECTED as error:
+        print(f"nomax study: {error}", file=sys.stderr)
+        return 2
+    store = Store(options.store)
+    with Stop() as stop:
+        report = run_grid(mine, store, launcher, stop, console, study=name, retry=options.retry, budget=budget)
+        if stop.asked:
+            console.print(f"Stopped; {len(report.left)} runs are left. The same command goes on.", soft_wrap=True)
+            return stop.exit_code
+    _tell(report, console)
+    missing = sum(store.outcome(run.key) is None for run in grid)
+    if missing and options.shard:
+        console.print(
+            f"This part is done, {missing} runs of other parts are not here: join the stores with `nomax study merge`, "
+            "then give the same command without --shard.",
+            soft_wrap=True,
+        )
+        return 1 if report.crashed else 0
+    out = options.out or (store.place if options.smoke else Path()) / "results" / name
+    verdicts = publish(name, module, setup, grid, store, out, command)
+    console.print(verdict_table(module.TITLE, verdicts, missing, options.smoke))
+    console.print(f"Figures, verdicts and numbers: {out}. The page with all of it: nomax report", soft_wrap=True)
+    return 1 if report.crashed else 0
+
+
+def chosen_setup(options: Options) -> Setup:
+    """The set-up by its name, with what the options change."""
+    setup = setups.named("smoke" if options.smoke else options.setup)
+    names = {field.name for field in fields(Setup)} - {"name", "seeds"}
+    given = {name: value for name, value in vars(options).items() if name in names}
+    seeds = options.seeds
+    if seeds is not None and len(seeds) == 1:
+        if seeds[0] < 1:
+            raise ValueError(f"--seeds {seeds[0]} must be at least 1: it is the number of seeds.")
+        seeds = tuple(range(seeds[0]))
+    if seeds is not None and (len(set(seeds)) < len(seeds) or min(seeds) < 0):
+        raise ValueError(f"--seeds {' '.join(map(str, seeds))}: seeds must be different and not negative.")
+    return setups.adapted(setup, **given, models=options.model, seeds=seeds)
+
+
+def command_line(options: Options) -> str:
+    """The command line that gives these options, without those that say only how the work is done."""
+    words = ["nomax", "study", options.name]
+    how = {"name", "jobs", "shard", "budget", "retry", "launcher", "submit", "store", "out", "dry_run", "device"}
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if field.name in how or value == field.default:
+            continue
+        words.append(f"--{field.name.replace('_', '-')}")
+        if not isinstance(value, bool):
+            words += [str(part) for part in (value if isinstance(value, tuple) else (value,))]
+    return shlex.join(words)
+
+
+def verdict_table(title: str, verdicts: "Sequence[Verdict]", missing: int, smoke: bool) -> Table:
+    """What came out, for the terminal."""
+    caption = f"{missing} runs are missing: preliminary." if missing else None
+    caption = "A smoke run: these verdicts mean nothing." if smoke else caption
+    table = Table(box=SIMPLE_HEAD, title=title, caption=caption, title_style="bold", caption_justify="left")
+    for column in ("claim", "verdict", "measured"):
+        table.add_column(column, overflow="fold")
+    for verdict in verdicts:
+        found = str(verdict.verdict)
+        table.add_row(verdict.text, Text(found, COLOURS.get(found, "")), verdict.sentence)
+    return table
+
+
+def _check_what_follows(runs: Sequence[Run]) -> None:
+    """Raise now, rather than after an hour, if something is missing that comes after the training."""
+    figures.require()
+    probe_sets(list(dict.fromkeys(name for run in runs for name in run.probes)))
+    for name, data in {(run.subset, run.config.data) for run in runs}:
+        if name is not None:
+            subset.named(name, setups.source(data).classes)
+
+
+def _launcher(options: Options, store: Store, command: str, runs: int) -> Launcher:
+    if options.launcher == "processes":
+        if options.submit:
+            raise ValueError("--submit is for --launcher submitit.")
+        return Processes(store.place, command, options.retry, _jobs(options))
+    given = settings(options.submit)
+    here = given.get("cluster") == "local"  # a real cluster has a queue of its own
+    limit = _jobs(options) if here or options.jobs else max(1, runs)
+    return Submitit(store.place, command, options.retry, limit, given)
+
+
+def _jobs(options: Options) -> int:
+    if options.jobs is not None and options.jobs < 1:
+        raise ValueError(f"--jobs {options.jobs} must be at least 1.")
+    if options.jobs:
+        return options.jobs
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def _list(runs: list[Run], store: Store, jobs: int, retry: bool, console: Console) -> None:
+    """The runs, what is known of each, and how long the others will take."""
+    estimate = Estimate(store.rows())
+    left = {run.key for run in unfinished(runs, store, retry)}
+    table = Table(box=SIMPLE_HEAD)
+    for column in ("key", "run", "steps", "state", "time"):
+        table.add_column(column, justify="right" if column in ("steps", "time") else "left", no_wrap=column != "run")
+    total = longest = 0.0
+    for run in runs:
+        if run.key not in left:
+            row = store.outcome(run.key)
+            table.add_row(run.key, run.label, str(run.config.steps), row.status if row else "", "")
+            continue
+        share = share_left(run, store)
+        seconds = estimate.seconds(run, share)
+        total, longest = total + seconds, max(longest, seconds)
+        state = "to do" if share == 1 else f"{1 - share:.0%} done"
+        table.add_row(run.key, run.label, str(run.config.steps), state, spelled(seconds))
+    console.print(table)
+    console.print(
+        f"{len(left)} of {len(runs)} runs to do: {spelled(total)} of computing, about "
+        f"{spelled(max(total / jobs, longest))} with {jobs} at a time ({estimate.source}).",
+        soft_wrap=True,
+    )
+
+
+def _tell(report: Report, console: Console) -> None:
+    trouble = [row for row in report.finished if row.status != "done"]
+    if trouble:
+        words = ", ".join(f"{row.label} ({row.status})" for row in trouble[:5]) + (", …" if len(trouble) > 5 else "")
+        console.print(f"{len(trouble)} runs diverged or failed, which is a result, too: {words}.", soft_wrap=True)
+    if report.left:
+        console.print(f"{len(report.left)} runs are left. The same command goes on.", soft_wrap=True)

@@ -1,0 +1,183 @@
+"""The results folder of a study: numbers, figures and verdicts as files, made from the store at any time."""
+
+import csv
+import dataclasses
+import io
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from inspect import getdoc
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from nomax.phi import SOFTMAX
+from nomax.study import attention
+from nomax.study.row import Row
+from nomax.study.run import Run
+from nomax.study.setup import Setup
+from nomax.study.store import OUTCOME, Store
+from nomax.train import files, metrics
+from nomax.train.facts import facts
+
+if TYPE_CHECKING:
+    from nomax.study.figure import Figure
+    from nomax.study.studies import Study
+    from nomax.study.verdict import Verdict
+
+POINTS = 200  # of a training curve
+PICTURES: tuple[Literal[".svg", ".png"], ...] = (".svg", ".png")
+
+
+def publish(
+    name: str, study: "Study", setup: Setup, runs: Sequence[Run], store: Store, out: Path, command: str
+) -> "list[Verdict]":
+    """Write the results folder of a study, and return its verdicts.
+
+    It says how many of the study's runs are missing; figures and verdicts are made of those that are there.
+    """
+    rows = store.rows([run.key for run in runs])
+    figures, verdicts = list(study.figures(rows, setup)), list(study.verdicts(rows, setup))
+    out.mkdir(parents=True, exist_ok=True)
+    _remove_old_pictures(out, {figure.name for figure in figures})
+    for figure in figures:
+        for kind in PICTURES:
+            with files.aside(out / f"{figure.name}{kind}") as file:
+                file.write(figure.render(kind))
+    write_json(out / "runs.json", [dataclasses.asdict(row) for row in rows])
+    files.write(out / "runs.csv", to_csv(rows))
+    write_json(out / "curves.json", [curve(row, store) for row in telling(rows)])
+    _write_attention(rows, store, out)
+    write_json(out / "verdicts.json", [dataclasses.asdict(verdict) for verdict in verdicts])
+    files.write(out / "verdicts.md", markdown(study.TITLE, verdicts, command))
+    counts = Counter(row.status for row in rows)
+    about = {
+        "name": name,
+        "title": study.TITLE,
+        "text": getdoc(study) or "",
+        "command": command,
+        "claims": list(study.CLAIMS),
+        "figures": [_described(figure) for figure in figures],
+        "setup": dataclasses.asdict(setup),
+        **_story(rows, store, command),
+        "runs": {status: counts[status] for status in ("done", "diverged", "failed")}
+        | {"missing": len(runs) - len(rows)},
+    }
+    write_json(out / "study.json", about)  # last: whoever finds it finds the others
+    return verdicts
+
+
+def _write_attention(rows: Sequence[Row], store: Store, out: Path) -> None:
+    """Row statistics and attention maps of a few runs whose models are in the store."""
+    chosen = [row for row in attention.chosen(rows) if (store.folder(row.key) / "model").is_dir()]
+    for name in ("rows_statistics.json", "maps.png"):
+        (out / name).unlink(missing_ok=True)
+    if chosen:
+        write_json(out / "rows_statistics.json", attention.statistics(chosen, store))
+        with files.aside(out / "maps.png") as file:
+            file.write(attention.maps(chosen, store))
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """The rows as CSV, a column for each probe."""
+    columns, records = table(rows)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([["" if value is None else value for value in record] for record in records])
+    return text.getvalue()
+
+
+def table(rows: Sequence[Row]) -> tuple[list[str], list[list[Any]]]:
+    """The rows as columns and cells: the ten-shot accuracy of each probe has a column of its own."""
+    plain = [field.name for field in dataclasses.fields(Row) if field.name != "probes"]
+    probes = sorted({name for row in rows for name in row.probes})
+    records = [[getattr(row, name) for name in plain] + [row.probes.get(name) for name in probes] for row in rows]
+    return plain + [f"ten_shot_{name}" for name in probes], records
+
+
+def telling(rows: Sequence[Row]) -> list[Row]:
+    """The runs whose curves are worth a look: of the first seed, softmax, every h at α = 1, and relu at every α."""
+    first = min((row.seed for row in rows), default=0)
+    chosen = [row for row in rows if row.seed == first and row.status != "failed"]
+    return [row for row in chosen if row.activation in (SOFTMAX, "relu") or math.isclose(row.alpha, 1)]
+
+
+def curve(row: Row, store: Store) -> dict[str, Any]:
+    """Loss and accuracy in training; of a long run, means over equal parts of it."""
+    lines = [line for line in metrics.read(store.folder(row.key)) if "evaluation" not in line]
+    length = max(1, math.ceil(len(lines) / POINTS))
+    parts = [lines[start : start + length] for start in range(0, len(lines), length)]
+    return {
+        "key": row.key,
+        "label": row.label,
+        "group": f"{row.variant}, {row.tokens} tokens",
+        "steps": [part[-1]["step"] for part in parts],
+        "loss": [_mean(part, "loss") for part in parts],
+        "accuracy": [_mean(part, "accuracy") for part in parts],
+    }
+
+
+def markdown(title: str, verdicts: "Sequence[Verdict]", command: str) -> str:
+    """The verdicts as a table."""
+    lines = [f"<!-- Written by `{command}` -->", "", f"# {title}", "", "| claim | verdict | measured | scale |"]
+    lines += ["| --- | --- | --- | --- |"]
+    for verdict in verdicts:
+        cells = (f"{verdict.claim}: {verdict.text}", f"**{verdict.verdict}**", verdict.sentence, verdict.scale)
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON, complete or not at all; numbers that are not finite, which JSON does not have, become null."""
+    files.write(path, json.dumps(_finite(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _described(figure: "Figure") -> dict[str, Any]:
+    columns, rows = list(figure.table.columns), [list(row) for row in figure.table.rows]
+    words = {"title": figure.title, "caption": figure.caption, "alternative": figure.alternative}
+    return {"file": f"{figure.name}.svg", **words, "table": {"columns": columns, "rows": rows}}
+
+
+def _story(rows: Sequence[Row], store: Store, command: str) -> dict[str, Any]:
+    """Where and when the runs were done, as their folders say."""
+    stories, ends = [], []
+    for row in rows:
+        folder = store.folder(row.key)
+        ends.append((folder / OUTCOME).stat().st_mtime)
+        if (folder / "run.json").is_file():
+            stories.append(json.loads((folder / "run.json").read_text()))
+    stories = stories or [facts(command)]
+    last = max(stories, key=lambda story: story["started"])
+    finished = datetime.fromtimestamp(max(ends), UTC) if ends else datetime.now(UTC)
+    return {
+        "machine": last["machine"],
+        "versions": last["versions"],
+        "started": min(story["started"] for story in stories),
+        "finished": finished.isoformat(timespec="seconds"),
+    }
+
+
+def _remove_old_pictures(out: Path, names: set[str]) -> None:
+    """Pictures that the study drew when it was published before, and no longer does."""
+    try:
+        before = json.loads((out / "study.json").read_text())["figures"]
+    except (OSError, ValueError, KeyError):
+        return
+    for name in {Path(figure["file"]).stem for figure in before} - names:
+        for kind in PICTURES:
+            (out / f"{name}{kind}").unlink(missing_ok=True)
+
+
+def _mean(lines: Sequence[Mapping[str, float]], name: str) -> float | None:
+    values = [line[name] for line in lines if name in line]
+    return round(sum(values) / len(values), 5) if values else None
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, Mapping):
+        return {str(name): _finite(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content

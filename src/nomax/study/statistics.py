@@ -1,0 +1,119 @@
+"""How sure we are of a difference, from a few seeds: bootstrap intervals, and the best of a grid with its uncertainty.
+
+Values come in cells, one cell per setting (a model size, say), one value per seed. Cells are resampled one by one.
+Two things mend the bootstrap where seeds are few: deviations are multiplied by √(n/(n−1)), since resampling n values
+spreads that much less than they do, and the interval is stretched by Student's t over the normal quantile. With three
+seeds the plain percentile interval holds the truth three times in four; this one about nineteen times in twenty.
+"""
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+RESAMPLES = 2000
+SEED = 0
+Z = 1.959964  # of a normal distribution, 95 % lies within this many standard deviations
+T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # the same of Student's t, by freedom
+
+Floats = npt.NDArray[np.float64]
+Cell = TypeVar("Cell", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and the interval that holds the truth in 95 % of cases; NaN where no spread could be seen."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def known(self) -> bool:
+        """Whether there were enough values to see a spread."""
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+
+@dataclass(frozen=True)
+class Best:
+    """Where on a grid the best mean is, with the 95 % interval of that place and every resampled place."""
+
+    place: float
+    low: float
+    high: float
+    draws: tuple[float, ...]
+
+
+def paired(
+    first: Mapping[tuple[Cell, int], float], second: Mapping[tuple[Cell, int], float]
+) -> dict[Cell, list[float]]:
+    """The differences first − second by cell, for every (cell, seed) that both have."""
+    found: dict[Cell, list[float]] = {}
+    for cell, seed in sorted(first.keys() & second.keys(), key=repr):
+        found.setdefault(cell, []).append(first[cell, seed] - second[cell, seed])
+    return found
+
+
+def contrast(cells: Sequence[Sequence[float]], weights: Sequence[float] | None = None) -> Interval:
+    """The weighted sum of the cells' means, with its interval; without weights it is the mean of the means."""
+    if not cells or not all(len(cell) for cell in cells):
+        return Interval(math.nan, math.nan, math.nan)
+    shares = np.full(len(cells), 1 / len(cells)) if weights is None else np.asarray(weights, np.float64)
+    mean = float(sum(share * np.mean(cell) for share, cell in zip(shares, cells, strict=True)))
+    if min(map(len, cells)) < 2:
+        return Interval(mean, math.nan, math.nan)
+    generator = np.random.default_rng(SEED)
+    off = np.zeros(RESAMPLES)
+    for share, cell in zip(shares, cells, strict=True):
+        off += share * _deviations(np.asarray(cell, np.float64)[:, None], generator)[:, 0]
+    low, high = np.percentile(off, (2.5, 97.5)) * (student(sum(len(cell) - 1 for cell in cells)) / Z)
+    return Interval(mean, mean + float(low), mean + float(high))
+
+
+def slope_weights(x: Sequence[float]) -> list[float]:
+    """The weights that turn values at x into the slope of their least-squares line."""
+    away = np.asarray(x, np.float64) - np.mean(x)
+    total = float(np.sum(away**2))
+    return [float(value) for value in away / total] if total > 0 else [math.nan] * len(x)
+
+
+def best(values: Sequence[Sequence[float]], grid: Sequence[float]) -> Best:
+    """The place on the grid where the mean over seeds is largest; values holds one list over the grid per seed."""
+    curves, places = np.asarray(values, np.float64), np.asarray(grid, np.float64)
+    if curves.ndim != 2 or curves.shape[1] != len(places) or not curves.size:
+        raise ValueError(f"values have the shape {list(curves.shape)}; they must be [seeds, {len(places)}].")
+    mean = curves.mean(0)
+    place = float(places[mean.argmax()])
+    if len(curves) < 2:
+        return Best(place, math.nan, math.nan, ())
+    resampled = mean + _deviations(curves, np.random.default_rng(SEED))
+    draws = places[resampled.argmax(1)]
+    low, high = np.percentile(draws, (2.5, 97.5), method="nearest")
+    return Best(place, float(low), float(high), tuple(draws.tolist()))
+
+
+def student(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t."""
+    if freedom < 1:
+        raise ValueError(f"freedom={freedom} must be at least 1.")
+    if freedom <= len(T):
+        return T[freedom - 1]
+    # Beyond the table three terms of its expansion around the normal quantile have four correct digits.
+    terms = (
+        (Z**3 + Z) / 4,
+        (5 * Z**5 + 16 * Z**3 + 3 * Z) / 96,
+        (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / 384,
+    )
+    return Z + sum(term / freedom**power for power, term in enumerate(terms, start=1))
+
+
+def _deviations(values: Floats, generator: np.random.Generator) -> Floats:
+    """How far the mean of resampled rows is from the mean of the rows, RESAMPLES times."""
+    count = len(values)
+    chosen = generator.integers(count, size=(RESAMPLES, count))
+    away = values - values.mean(0)
+    found: Floats = away[chosen].mean(1) * math.sqrt(count / (count - 1))
+    return found

@@ -1,0 +1,45 @@
+"""The studies, by the names they have on the command line."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Protocol, cast
+
+from nomax.study.figure import Figure
+from nomax.study.row import Row
+from nomax.study.run import Run
+from nomax.study.setup import Setup
+from nomax.study.verdict import Verdict
+
+STUDIES = {
+    "scaling": "nomax.study.studies.scaling",
+    "alpha": "nomax.study.studies.alpha",
+    "qk-norm": "nomax.study.studies.qk_norm",
+    "gate": "nomax.study.studies.gate",
+}
+
+
+class Study(Protocol):
+    """What the module of a study has. Its docstring says what it shows, the command, the time, and what came out."""
+
+    TITLE: str
+    CLAIMS: tuple[str, ...]
+
+    def grid(self, setup: Setup, seeds: Sequence[int]) -> list[Run]:
+        """The runs, one seed after the other."""
+
+    def figures(self, rows: Sequence[Row], setup: Setup) -> list[Figure]:
+        """What came out, as pictures."""
+
+    def verdicts(self, rows: Sequence[Row], setup: Setup) -> list[Verdict]:
+        """What came out, as judged claims."""
+
+
+def load(name: str) -> Study:
+    """The module of a study."""
+    if name not in STUDIES:
+        nearest = get_close_matches(name, STUDIES, n=1)
+        hint = f"; did you mean {nearest[0]}?" if nearest else "."
+        known = ", ".join(STUDIES)
+        raise ValueError(f"there is no study {name!r}{hint} There are {known}, and any file ending in .py.")
+    return cast(Study, import_module(STUDIES[name]))

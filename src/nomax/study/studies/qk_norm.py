@@ -1,0 +1,87 @@
+"""Does qk-layernorm matter? relu and relu² over α, with and without it, at three sequence lengths (Fig. 3).
+
+    nomax study qk-norm                  minutes, on the bundled images
+    nomax study qk-norm --setup hour     one to two hours on two cores; its runs with qk-norm are those of `alpha`
+
+It judges whether LayerNorm of queries and keys changes accuracy at these sizes; the paper found no large effect and
+warned that this may change at scale. What came out: results/qk-norm/verdicts.md.
+"""
+
+from collections.abc import Sequence
+
+from nomax.phi import SOFTMAX
+from nomax.study import sweep
+from nomax.study.figure import Figure
+from nomax.study.row import Row, where
+from nomax.study.run import Run
+from nomax.study.scores import basis, pooled, repeated, scale, seeds, values
+from nomax.study.setup import Setup
+from nomax.study.statistics import contrast, paired
+from nomax.study.verdict import MARGIN, Outcome, Verdict, plain, points, within
+
+TITLE = "Does qk-layernorm matter?"
+CLAIMS = ("W-qknorm",)
+
+ACTIVATIONS = ("relu", "relu2")  # the paper's figure has these two
+LINES = [
+    sweep.Line(f"{name}{', no qk-norm' * (not norm)}", name, qk_norm=norm, broken=not norm)
+    for name in ACTIVATIONS
+    for norm in (True, False)
+]
+
+
+def grid(setup: Setup, seeds: Sequence[int]) -> list[Run]:
+    """Both h with every α, with and without qk-norm, at every length; and softmax with it."""
+    return [
+        run
+        for seed in seeds
+        for patch in setup.patches
+        for run in (
+            setup.run(SOFTMAX, patch=patch, seed=seed),
+            *(
+                setup.run(sweep.phi(name, alpha), patch=patch, seed=seed, qk_norm=norm)
+                for name in ACTIVATIONS
+                for alpha in setup.alphas
+                for norm in (True, False)
+            ),
+        )
+    ]
+
+
+def figures(rows: Sequence[Row], setup: Setup) -> list[Figure]:
+    """Accuracy over α by length, with and without qk-norm."""
+    caption = (
+        "Filled: queries and keys are normalised, as in all other runs; hollow: they are not. The dashed level is "
+        "softmax with qk-norm. The paper's Fig. 3 shows the same for S/32, S/16 and S/8."
+    )
+    return [sweep.figure(rows, LINES, "qk-norm", "Accuracy over α with and without qk-layernorm", caption)]
+
+
+def verdicts(rows: Sequence[Row], setup: Setup) -> list[Verdict]:
+    """Whether the effect is smaller than a point."""
+    swept = [row for row in rows if row.activation in ACTIVATIONS and row.gate is None]
+    normed, free = (
+        values(where(swept, qk_norm=norm), lambda row: (row.activation, row.tokens, row.alpha))
+        for norm in (True, False)
+    )
+    everywhere = paired(normed, free)
+    cells = {cell: entries for cell, entries in everywhere.items() if cell[2] == 1}
+    used = where(swept, alpha=1.0)
+    if not cells:
+        sentence = "No seed has a run at α = 1 both with and without qk-norm yet: nothing to judge."
+        return [Verdict("W-qknorm", "undecided", sentence, scale(swept, setup), seeds(swept), {})]
+    effect, over_all = pooled(cells), pooled(everywhere)
+    single = {cell: contrast([entries]) for cell, entries in repeated(cells).items()}
+    (name, tokens, _), largest = max(single.items(), key=lambda item: abs(item[1].mean))
+    outcome: Outcome = within(effect, -MARGIN, MARGIN)
+    if any(within(found, -MARGIN, MARGIN) == "contradicted" for found in single.values()):
+        outcome = "contradicted"  # opposite effects must not hide each other in a mean
+    sentence = (
+        f"At α = 1 qk-norm changes accuracy by {points(effect)} ({basis(used, cells)}); the largest effect is "
+        f"{points(largest)} for {name} at L = {tokens}; over all α it is {points(over_all)}. "
+        f"A large effect would be more than {100 * MARGIN:g} point: reproduced if the interval lies within that, "
+        "contradicted if it or that of one h and L lies outside."
+    )
+    by_cell = {f"{name}, L = {tokens}": found for (name, tokens, _), found in single.items()}
+    numbers = {"effect": effect, "over all α": over_all, "by h and L": by_cell}
+    return [Verdict("W-qknorm", outcome, sentence, scale(swept, setup), seeds(swept), plain(numbers))]

@@ -1,0 +1,266 @@
+"""Does relu/L keep up with softmax as compute grows? Both over model sizes and patches (Fig. 1).
+
+    nomax study scaling                  minutes, on the bundled images, one size
+    nomax study scaling --setup hour     one to two hours on two cores
+
+Left: accuracy (among the label subset, where the data has one); right: mean 10-shot accuracy on other data. Both
+against the CPU time that the run took. It judges the difference at equal size and seed, and how fast accuracy grows
+with compute. What came out: results/scaling/verdicts.md.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, geometric_mean
+from typing import Any
+
+from nomax.phi import SOFTMAX
+from nomax.study.figure import Figure, Table, legend, nothing_yet, percent_axis, sheet
+from nomax.study.row import Row, where
+from nomax.study.run import Run
+from nomax.study.scores import CHANCE_NOTE, accuracy, basis, percent, pooled, repeated, scale, seeds, ten_shot, values
+from nomax.study.setup import Setup
+from nomax.study.statistics import Interval, contrast, paired, slope_weights
+from nomax.study.verdict import MARGIN, Outcome, Verdict, above, plain, points, worst
+
+TITLE = "Does relu/L keep up with softmax as compute grows?"
+CLAIMS = ("W-match", "W-transfer")
+
+RELU = "relu/L"
+PHIS = {SOFTMAX: "#d55e00", RELU: "#0072b2"}
+MARKERS = "osD^vP*X<>hp"
+SCORES: dict[str, Callable[[Row], float | None]] = {"accuracy": accuracy, "10-shot accuracy": ten_shot}
+
+
+@dataclass(frozen=True)
+class Point:
+    """The runs of one φ and one model, all seeds."""
+
+    phi: str
+    variant: str
+    tokens: int
+    core_hours: float
+    flops: int
+    entries: tuple[float, ...]
+    lost: int
+
+    @property
+    def mean(self) -> float:
+        """The mean over the seeds."""
+        return fmean(self.entries)
+
+
+def grid(setup: Setup, seeds: Sequence[int]) -> list[Run]:
+    """Both φ with every size and patch. One seed after the other, so a budget cuts off whole seeds."""
+    return [
+        setup.run(phi, model=model, patch=patch, seed=seed, measure=True)
+        for seed in seeds
+        for model in setup.models
+        for patch in setup.patches
+        for phi in PHIS
+    ]
+
+
+def figures(rows: Sequence[Row], setup: Setup) -> list[Figure]:
+    """Accuracy and 10-shot accuracy against measured compute."""
+    count = len(seeds(rows))
+    caption = (
+        "Each point is a model, its place the CPU time that training and evaluation took and, at the top, the floating "
+        "point operations of its training; lines are least squares in the logarithm of CPU time. "
+        f"Means over {count} seed{'s' * (count != 1)}, bars from the lowest to the highest. {CHANCE_NOTE} "
+        "The paper's Fig. 1 shows S/32 to L/16 on ImageNet-21k, against TPU core-hours."
+    )
+    title = "Accuracy against compute: relu/L and softmax"
+    panels = {name: collect(rows, score) for name, score in SCORES.items()}
+    return [Figure("scaling", title, caption, _describe(panels), _table(panels), lambda: _paint(panels))]
+
+
+def verdicts(rows: Sequence[Row], setup: Setup) -> list[Verdict]:
+    """Whether relu/L matches softmax, in accuracy and in transfer."""
+    return [
+        _matches("W-match", "accuracy", rows, setup),
+        _matches("W-transfer", "10-shot accuracy", rows, setup),
+    ]
+
+
+def collect(rows: Sequence[Row], score: Callable[[Row], float | None]) -> list[Point]:
+    """The points of a panel, from the least compute. Without a finished run that has this score there are none."""
+    found = []
+    if any(row.status == "done" and score(row) is not None for row in rows):
+        for phi in PHIS:
+            for variant in dict.fromkeys(row.variant for row in where(rows, phi=phi)):
+                here = where(rows, phi=phi, variant=variant)
+                entries = tuple(value for row in here if (value := score(row)) is not None)
+                done = [row for row in here if row.status == "done" and row.core_seconds > 0]
+                if entries and done:  # the time of a run that stopped early says nothing
+                    hours = geometric_mean([row.core_seconds / 3600 for row in done])
+                    lost = sum(row.status != "done" for row in here)
+                    point = Point(phi, variant, here[0].tokens, hours, here[0].train_flops, entries, lost)
+                    found.append(point)
+    return sorted(found, key=lambda point: point.core_hours)
+
+
+def _matches(claim: str, name: str, rows: Sequence[Row], setup: Setup) -> Verdict:
+    score = SCORES[name]
+    judged = [row for row in rows if row.phi in PHIS]
+    relu, softmax = (values(where(judged, phi=phi), lambda row: row.variant, score) for phi in (RELU, SOFTMAX))
+    flops = {row.variant: row.train_flops for row in judged}
+    cells = dict(sorted(paired(relu, softmax).items(), key=lambda item: flops[item[0]]))
+    measured = [row for row in judged if row.status == "done" and score(row) is not None]
+    if not cells or not measured:
+        what = "has both relu/L and softmax finished" if measured or name == "accuracy" else f"has a {name} (no probes)"
+        sentence = f"No size and seed {what}: nothing to judge."
+        return Verdict(claim, "undecided", sentence, scale(judged, setup), seeds(judged), {})
+    difference = pooled(cells)
+    by_size = {variant: contrast([entries]) for variant, entries in cells.items()}
+    steeper, at_most = trend(cells, flops)
+    slopes = {phi: _slope([point for point in collect(judged, score) if point.phi == phi]) for phi in PHIS}
+    listed = ", ".join(f"{variant} {100 * found.mean:+.2f}".replace("-", "−") for variant, found in by_size.items())
+    growth = (
+        f"A tenfold of CPU time brings {100 * slopes[RELU]:+.1f} points with relu/L and {100 * slopes[SOFTMAX]:+.1f} "
+        f"with softmax; per tenfold of operations relu/L gains {points(steeper)} on softmax, which "
+        f"makes {points(at_most)} at the largest model. "
+        if math.isfinite(steeper.mean)
+        else "One amount of compute has no slope. "
+    )
+    sentence = (
+        f"relu/L minus softmax in {name}, at equal size and seed: {points(difference)} "
+        f"({basis(judged, cells)}; {listed}). {growth}"
+        f"To approach or match is to trail by no more than {100 * MARGIN:g} point: reproduced if the interval is above "
+        f"−{100 * MARGIN:g} and that at the largest model not all below, contradicted if either is all below."
+    )
+    # A lower slope is no objection while relu/L is ahead; to end up clearly behind is.
+    behind: Outcome = "contradicted" if above(at_most, -MARGIN) == "contradicted" else "reproduced"
+    outcome = worst([above(difference, -MARGIN), behind])
+    numbers = {
+        "difference": difference,
+        "by size": by_size,
+        "slope difference per tenfold operations": steeper,
+        "difference at the largest model, by the slope": at_most,
+        "slope per tenfold CPU time": slopes,
+        "accuracy": {f"{point.phi}, {point.variant}": point.mean for point in collect(judged, score)},
+        "core-hours": {f"{point.phi}, {point.variant}": point.core_hours for point in collect(judged, score)},
+    }
+    return Verdict(claim, outcome, sentence, scale(judged, setup), seeds(judged), plain(numbers))
+
+
+def trend(cells: dict[str, list[float]], flops: dict[str, int]) -> tuple[Interval, Interval]:
+    """How much relu/L gains on softmax per tenfold of operations, and where that line is at the largest model.
+
+    At one size both φ spend the same operations, so the line goes through paired differences.
+    """
+    used = repeated(cells)
+    x = [math.log10(flops[variant]) for variant in used]
+    if len(set(x)) < 2:
+        return Interval(math.nan, math.nan, math.nan), Interval(math.nan, math.nan, math.nan)
+    weights, reach = slope_weights(x), max(x) - fmean(x)
+    entries = list(used.values())
+    return contrast(entries, weights), contrast(entries, [1 / len(x) + reach * weight for weight in weights])
+
+
+def _slope(points_: Sequence[Point]) -> float:
+    x = [math.log10(point.core_hours) for point in points_]
+    if len(set(x)) < 2:
+        return math.nan
+    return sum(weight * point.mean for weight, point in zip(slope_weights(x), points_, strict=True))
+
+
+def _table(panels: dict[str, list[Point]]) -> Table:
+    columns = ("score", "φ", "model", "L", "core-hours", "training FLOPs", "mean", "lowest", "highest", "seeds", "lost")
+    rows = [
+        (
+            name,
+            point.phi,
+            point.variant,
+            point.tokens,
+            float(f"{point.core_hours:.3g}"),
+            point.flops,
+            round(point.mean, 4),
+            round(min(point.entries), 4),
+            round(max(point.entries), 4),
+            len(point.entries),
+            point.lost,
+        )
+        for name, found in panels.items()
+        for point in found
+    ]
+    return Table(columns, tuple(rows))
+
+
+def _describe(panels: dict[str, list[Point]]) -> str:
+    sentences = []
+    for name, found in panels.items():
+        parts = [
+            f"{phi} from {percent(line[0].mean)} ({line[0].variant}, {line[0].core_hours:.2g} core-hours) to "
+            f"{percent(line[-1].mean)} ({line[-1].variant}, {line[-1].core_hours:.2g})"
+            for phi in PHIS
+            if (line := [point for point in found if point.phi == phi])
+        ]
+        start = f"{name[0].upper()}{name[1:]} against compute, logarithmic"
+        sentences.append(f"{start}: {'; '.join(parts) or 'no finished run with this score'}.")
+    return " ".join(sentences)
+
+
+def _paint(panels: dict[str, list[Point]]) -> Any:
+    from matplotlib.lines import Line2D
+
+    shown = {name: found for name, found in panels.items() if found or name == "accuracy"}
+    picture, axes = sheet(len(shown), height=4.6, same_y=False)
+    variants = list(dict.fromkeys(point.variant for found in panels.values() for point in found))
+    markers = {variant: MARKERS[place % len(MARKERS)] for place, variant in enumerate(variants)}
+    for axis, (name, found) in zip(axes, shown.items(), strict=True):
+        _panel(axis, found, markers)
+        axis.set_ylabel(name)
+        percent_axis(axis)
+    handles = [Line2D([], [], color=colour, lw=2.5, label=phi) for phi, colour in PHIS.items()]
+    handles += [
+        Line2D([], [], ls="", marker=marker, color="#555555", ms=7, label=name) for name, marker in markers.items()
+    ]
+    if any(point.lost for found in panels.values() for point in found):
+        handles.append(Line2D([], [], ls="", marker="x", ms=8, mew=2, color="#333333", label="some diverged"))
+    legend(picture, handles, columns=6)
+    return picture
+
+
+def _panel(axis: Any, found: Sequence[Point], markers: dict[str, str]) -> None:
+    if not found:
+        nothing_yet(axis)
+        return
+    axis.set_xscale("log")
+    for phi, colour in PHIS.items():
+        line = [point for point in found if point.phi == phi]
+        slope = _slope(line)
+        if math.isfinite(slope):
+            ends = [line[0].core_hours, line[-1].core_hours]
+            middle = fmean(math.log10(point.core_hours) for point in line)
+            level = fmean(point.mean for point in line)
+            fitted = [level + slope * (math.log10(end) - middle) for end in ends]
+            axis.plot(ends, fitted, "-", lw=1.3, color=colour, alpha=0.6)
+        for point in line:
+            axis.plot([point.core_hours] * 2, [min(point.entries), max(point.entries)], "-", lw=1.2, color=colour)
+            marker = markers[point.variant]
+            axis.plot(point.core_hours, point.mean, marker, ms=7.5, color=colour, mec="white", mew=0.7, zorder=3)
+            if point.lost:
+                axis.plot(point.core_hours, point.mean, "x", ms=10, mew=2, color=colour, zorder=4)
+    axis.set_xlabel("core-hours")
+    _operations(axis, found)
+
+
+def _operations(axis: Any, found: Sequence[Point]) -> None:
+    """At the top, the operations of each model at the mean of its places. Labels that would touch are left out."""
+    from matplotlib.ticker import NullFormatter, NullLocator
+
+    places = {
+        point.flops: geometric_mean([other.core_hours for other in found if other.flops == point.flops])
+        for point in found
+    }
+    low, high = (math.log(value) for value in axis.get_xlim())
+    kept: dict[float, str] = {}
+    for flops, place in sorted(places.items()):
+        if not kept or (math.log(place) - math.log(max(kept))) / (high - low) > 0.19:
+            kept[place] = f"{flops:.1e}".replace("e+", "e")
+    top = axis.secondary_xaxis("top")
+    top.set_xticks(list(kept), list(kept.values()), fontsize=9)
+    top.xaxis.set_minor_locator(NullLocator())
+    top.xaxis.set_minor_formatter(NullFormatter())
+    top.set_xlabel("training FLOPs", fontsize=10)

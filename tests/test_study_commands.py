@@ -1,0 +1,223 @@
+"""`nomax study` and its kin, as their users meet them."""
+
+import csv
+import io
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import tiny_images
+import toy_study
+import tyro
+
+from nomax.study import load
+from nomax.study.commands import export, merge
+from nomax.study.commands import list as list_command
+from nomax.study.commands import run as run_command
+from nomax.study.store import Store
+from nomax.study.studies import STUDIES
+
+TOY = str(Path(toy_study.__file__))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return tiny_images.write(tmp_path_factory.mktemp("data") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def small(tiny):
+    """Options that make a study of six runs of seconds."""
+    return [
+        TOY,
+        "--data",
+        tiny,
+        "--model",
+        "mu/8",
+        "--steps",
+        "4",
+        "--batch-size",
+        "8",
+        "--seeds",
+        "2",
+        "--warmup",
+        "1",
+    ]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory, small):
+    """The folder of a study that has been run."""
+    folder = tmp_path_factory.mktemp("done")
+    assert study(*small, "--store", str(folder / "store"), "--out", str(folder / "out")) == 0
+    return folder
+
+
+def study(*words, command=run_command):
+    return command.run(tyro.cli(command.Options, args=list(words)))
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+def test_a_study_is_run_published_and_judged_by_one_command(done, small):
+    out, rows = done / "out", Store(done / "store").rows()
+    names = {"study.json", "runs.json", "runs.csv", "curves.json", "verdicts.json", "verdicts.md", "toy.svg", "toy.png"}
+    names |= {"rows_statistics.json", "maps.png"}
+    assert {path.name for path in out.iterdir()} == names
+    about = read(out / "study.json")
+    assert (about["name"], about["title"], about["claims"]) == ("toy-study", toy_study.TITLE, ["W-h"])
+    assert about["text"].startswith("Does it matter which φ")
+    assert about["runs"] == {"done": 6, "diverged": 0, "failed": 0, "missing": 0}
+    assert about["command"].split()[:2] == ["nomax", "study"]
+    assert set(small) <= set(about["command"].split())
+    assert "--store" not in about["command"]
+    assert about["setup"]["steps"] == 4
+    assert about["machine"]["cores"] >= 1
+    assert about["started"] <= about["finished"]
+    (figure,) = about["figures"]
+    assert (figure["file"], figure["alternative"]) == ("toy.svg", "A line.")
+    assert len(figure["table"]["rows"]) == 6
+    assert (out / "toy.png").read_bytes().startswith(b"\x89PNG")
+    assert {entry["key"] for entry in read(out / "runs.json")} == {row.key for row in rows}
+    assert [line["accuracy"] for line in csv.DictReader(io.StringIO((out / "runs.csv").read_text()))] == [
+        str(entry["accuracy"]) for entry in read(out / "runs.json")
+    ]
+    (verdict,) = read(out / "verdicts.json")
+    assert verdict["sentence"] == "6 runs say nothing."
+    assert "| **undecided** | 6 runs say nothing. |" in (out / "verdicts.md").read_text()
+    curves = read(out / "curves.json")
+    assert {curve["label"] for curve in curves} == {
+        f"{phi}, mu/8, seed 0" for phi in ("softmax", "relu/L", "identity/L")
+    }
+    assert all(curve["steps"] == [1, 2, 3, 4] and len(curve["loss"]) == 4 for curve in curves)
+    looked = read(out / "rows_statistics.json")
+    assert [entry["label"] for entry in looked] == [
+        row["phi"] + ", mu/8, seed 0" for row in read(out / "runs.json")[:3]
+    ]
+    assert looked[0]["layers"][0]["row_sum"] == pytest.approx(1)  # of softmax
+    assert (out / "maps.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_that_is_written_down_gives_the_same_study(done, tmp_path, capsys):
+    words = read(done / "out" / "study.json")["command"].split()[2:]
+    assert study(*words, "--store", str(done / "store"), "--dry-run") == 0
+    assert "0 of 6 runs to do" in capsys.readouterr().out
+
+
+def test_what_is_done_is_not_done_again_and_the_verdicts_are_printed(done, small, tmp_path, capsys):
+    before = {path: path.stat().st_mtime_ns for path in (done / "store").rglob("outcome.json")}
+    assert study(*small, "--store", str(done / "store"), "--out", str(tmp_path)) == 0
+    told = capsys.readouterr().out
+    assert "6 of the 6 runs have been done before" in told
+    assert "undecided" in told
+    assert str(tmp_path) in told.replace("\n", "")
+    assert {path: path.stat().st_mtime_ns for path in (done / "store").rglob("outcome.json")} == before
+    for name in ("runs.json", "verdicts.json", "curves.json", "study.json", "toy.svg"):
+        assert (tmp_path / name).read_bytes() == (done / "out" / name).read_bytes()
+
+
+def test_a_dry_run_lists_the_runs_with_their_times_and_makes_nothing(small, tmp_path, capsys):
+    assert study(*small, "--store", str(tmp_path / "store"), "--dry-run", "--jobs", "2") == 0
+    told = capsys.readouterr().out
+    for number, phi in ((0, "softmax"), (1, "identity/L")):
+        assert f"{phi}, mu/8, seed {number}" in told
+    assert "6 of 6 runs to do: 12 s of computing, about 6 s with 2 at a time" in told.replace("\n", " ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_shards_in_stores_of_their_own_are_merged_into_the_whole(small, tmp_path, capsys):
+    stores = [str(tmp_path / name) for name in ("one", "two")]
+    out = ["--out", str(tmp_path / "out")]
+    for number, store in enumerate(stores, 1):
+        assert study(*small, "--store", store, "--shard", f"{number}/2", *out) == 0
+        alone = len(Store(store).rows()) == 6  # it may happen: where a run goes depends on its key
+        assert ("nomax study merge" in capsys.readouterr().out) == (not alone)
+        assert (tmp_path / "out").exists() == alone
+    assert sum(len(Store(store).rows()) for store in stores) == 6
+    whole = str(tmp_path / "whole")
+    assert study(*stores, "--store", whole, command=merge) == 0
+    assert "6 runs are new" in capsys.readouterr().out
+    assert study(*small, "--store", whole, *out) == 0
+    assert "6 of the 6 runs have been done before" in capsys.readouterr().out
+    assert read(tmp_path / "out" / "study.json")["runs"]["done"] == 6
+
+
+def test_a_budget_too_small_for_anything_publishes_what_is_there(small, tmp_path, capsys):
+    assert study(*small, "--store", str(tmp_path / "store"), "--out", str(tmp_path / "out"), "--budget", "1s") == 0
+    assert "6 runs are left" in capsys.readouterr().out
+    assert read(tmp_path / "out" / "study.json")["runs"] == {"done": 0, "diverged": 0, "failed": 0, "missing": 6}
+
+
+def test_results_are_exported_to_csv_and_parquet_alike(done, tmp_path, capsys):
+    store = ["--store", str(done / "store")]
+    assert study(str(tmp_path / "all.csv"), *store, command=export) == 0
+    assert study(*store, "--study", TOY, command=export) == 0
+    lines = (tmp_path / "all.csv").read_text()
+    assert lines in capsys.readouterr().out
+    records = list(csv.DictReader(io.StringIO(lines)))
+    assert {record["phi"] for record in records} == {"softmax", "relu/L", "identity/L"}
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    assert study(str(tmp_path / "all.parquet"), *store, command=export) == 0
+    table = parquet.read_table(tmp_path / "all.parquet")
+    assert table.column_names == list(records[0])
+    for name, values in table.to_pydict().items():
+        texts = ["" if value is None else str(int(value) if name == "train_flops" else value) for value in values]
+        assert texts == [record[name] for record in records]
+
+
+@pytest.mark.parametrize(
+    ("words", "command", "message"),
+    [
+        (["alhpa"], run_command, "did you mean"),
+        (["nowhere.py"], run_command, "no such file"),
+        ([TOY, "--setup", "hourly"], run_command, "did you mean hour"),
+        ([TOY, "--shard", "5/4"], run_command, "--shard"),
+        ([TOY, "--budget", "soon"], run_command, "--budget"),
+        ([TOY, "--seeds", "0"], run_command, "--seeds"),
+        ([TOY, "--seeds", "1", "1"], run_command, "different"),
+        ([TOY, "--jobs", "0"], run_command, "--jobs"),
+        ([TOY, "--data", "nowhere"], run_command, "neither a file"),
+        ([TOY, "--model", "pico/5"], run_command, "multiple of the patch"),
+        ([TOY, "--submit", "a=b"], run_command, "--launcher submitit"),
+        (["nowhere"], merge, "is not a store"),
+        (["--store", "nowhere"], export, "is not a store"),
+    ],
+)
+def test_wrong_options_are_explained_before_anything_runs(words, command, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert study(*words, command=command) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert not list(tmp_path.glob("**/runs/*"))
+
+
+def test_the_list_names_every_study_with_its_claims_runs_and_time(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert study("--setup", "smoke", "--store", str(tmp_path / "none"), command=list_command) == 0
+    told = capsys.readouterr().out
+    for name in STUDIES:
+        module = load(name)
+        line = next(line for line in told.splitlines() if line.split()[:1] == [name])
+        assert module.TITLE in line
+        assert all(claim in line for claim in module.CLAIMS)
+
+
+@pytest.mark.skipif(find_spec("submitit") is None, reason="submitit is not installed")
+def test_submitit_does_the_runs_as_jobs(small, tmp_path, capsys):
+    words = [
+        *small[:-4],
+        "--seeds",
+        "1",
+        "--warmup",
+        "1",
+        "--store",
+        str(tmp_path / "store"),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    assert study(*words, "--launcher", "submitit", "--submit", "cluster=local", "timeout_min=5", "--jobs", "2") == 0
+    assert read(tmp_path / "out" / "study.json")["runs"] == {"done": 3, "diverged": 0, "failed": 0, "missing": 0}

@@ -1,0 +1,271 @@
+"""Each claim can come out as reproduced, contradicted or undecided, and every verdict says by which numbers."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+
+import pytest
+from study_rows import SETUP, noise, results
+
+from nomax import study
+from nomax.study import initial
+from nomax.study.row import Row
+from nomax.study.verdict import Verdict
+
+Accuracy = Callable[[Row], float]
+
+
+def judge(claim: str, name: str, rows: list[Row]) -> Verdict:
+    found = {verdict.claim: verdict for verdict in study.load(name).verdicts(rows, SETUP)}
+    assert set(found) == set(study.load(name).CLAIMS)
+    for verdict in found.values():
+        json.dumps(dataclasses.asdict(verdict), allow_nan=False)
+        assert verdict.text
+        assert verdict.scale
+    return found[claim]
+
+
+def peak(place: float) -> Accuracy:
+    """A parabola over α; softmax a little above."""
+    return lambda row: 0.82 if row.activation == "softmax" else 0.8 - 0.05 * (row.alpha - place) ** 2
+
+
+def log_tenfold(row: Row) -> float:
+    """0 in the middle of the sizes, −1 and 1 at a tenth and ten times the compute."""
+    return math.log10(row.train_flops) - 11.3
+
+
+def relu_minus_softmax(level: float, slope: float = 0.0) -> Accuracy:
+    return lambda row: 0.7 + 0.03 * log_tenfold(row) + (row.phi == "relu/L") * (level + slope * log_tenfold(row))
+
+
+MATCH = [
+    ("reproduced", relu_minus_softmax(0.0), 0.002),
+    ("reproduced", relu_minus_softmax(0.02), 0.002),
+    ("contradicted", relu_minus_softmax(-0.03), 0.002),
+    ("contradicted", relu_minus_softmax(0.03, -0.05), 0.001),  # ahead on average, and behind in the end
+    ("reproduced", relu_minus_softmax(0.05, -0.02), 0.001),  # a lower slope, and ahead all the same
+    ("undecided", relu_minus_softmax(-0.01), 0.02),
+]
+
+
+@pytest.mark.parametrize("claim", ["W-match", "W-transfer"])
+@pytest.mark.parametrize(("outcome", "accuracy", "spread"), MATCH)
+def test_scaling(claim: str, outcome: str, accuracy: Accuracy, spread: float) -> None:
+    verdict = judge(claim, "scaling", results("scaling", accuracy, spread=spread))
+    assert verdict.verdict == outcome, verdict.sentence
+    assert "6 settings, 18 pairs, seeds 0, 1, 2" in verdict.sentence
+    assert "mu/7" in verdict.sentence
+
+
+def test_scaling_recovers_the_slopes_that_were_put_in() -> None:
+    rows = results("scaling", relu_minus_softmax(0.0, -0.02), spread=0.0, time=lambda row: row.train_flops / 1e9)
+    numbers = judge("W-match", "scaling", rows).numbers
+    assert numbers["slope per tenfold CPU time"] == pytest.approx({"softmax": 0.03, "relu/L": 0.01})
+    assert numbers["slope difference per tenfold operations"][0] == pytest.approx(-0.02)
+
+
+def test_transfer_without_probes_is_undecided_and_says_why() -> None:
+    rows = [dataclasses.replace(row, ten_shot=None) for row in results("scaling", relu_minus_softmax(0.0))]
+    verdict = judge("W-transfer", "scaling", rows)
+    assert verdict.verdict == "undecided"
+    assert "no probes" in verdict.sentence
+
+
+def test_accuracy_among_the_label_subset_is_judged_where_there_is_one() -> None:
+    rows = [
+        dataclasses.replace(row, subset_accuracy=0.9 if row.phi == "relu/L" else 0.95)
+        for row in results("scaling", relu_minus_softmax(0.0))
+    ]
+    assert judge("W-match", "scaling", rows).numbers["difference"][0] == pytest.approx(-0.05)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "accuracy", "spread"),
+    [
+        ("reproduced", peak(1.0), 0.002),
+        ("reproduced", peak(0.7), 0.002),
+        ("contradicted", peak(0.0), 0.002),
+        ("contradicted", peak(2.0), 0.002),
+        ("undecided", lambda row: 0.5, 0.05),
+    ],
+)
+def test_best_alpha(outcome: str, accuracy: Accuracy, spread: float) -> None:
+    verdict = judge("W-alpha", "alpha", results("alpha", accuracy, spread=spread))
+    assert verdict.verdict == outcome, verdict.sentence
+    assert "of 9 pairs of h and L" in verdict.sentence
+    assert verdict.numbers["by chance"] == pytest.approx(0.6)
+    assert len(verdict.numbers["best"]) == 9
+
+
+@pytest.mark.parametrize(
+    ("outcome", "lead", "spread"),
+    [
+        ("reproduced", 0.0, 0.002),
+        ("reproduced", 0.005, 0.001),
+        ("contradicted", 0.03, 0.002),
+        ("undecided", 0.01, 0.01),
+    ],
+)
+def test_no_h_wins(outcome: str, lead: float, spread: float) -> None:
+    rows = results("alpha", lambda row: 0.7 + lead * (row.activation == "relu2"), spread=spread)
+    verdict = judge("W-h", "alpha", rows)
+    assert verdict.verdict == outcome, verdict.sentence
+    if lead > 0.02:
+        assert "the best is relu2" in verdict.sentence
+
+
+def drop(level: float, growth: float) -> Accuracy:
+    """α = 0 costs `level` at L = 49, and `growth` more for each fourfold of L."""
+    return lambda row: 0.8 - (row.alpha == 0) * (level + growth * math.log(row.tokens / 49, 4))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "accuracy", "spread"),
+    [
+        ("reproduced", drop(0.05, 0.03), 0.002),
+        ("contradicted", drop(-0.05, 0.0), 0.002),
+        ("contradicted", drop(0.05, -0.03), 0.002),  # it degrades, but less for longer sequences
+        ("undecided", drop(0.05, 0.0), 0.005),
+        ("undecided", drop(0.0, 0.0), 0.01),
+    ],
+)
+def test_degrades_without_length_scaling(outcome: str, accuracy: Accuracy, spread: float) -> None:
+    verdict = judge("W-degrade", "alpha", results("alpha", accuracy, spread=spread))
+    assert verdict.verdict == outcome, verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("outcome", "gain", "spread"),
+    [("reproduced", 0.03, 0.002), ("contradicted", -0.03, 0.002), ("undecided", 0.0, 0.02)],
+)
+def test_identity(outcome: str, gain: float, spread: float) -> None:
+    rows = results("alpha", lambda row: 0.7 - gain * (row.activation == "identity"), spread=spread)
+    verdict = judge("W-identity", "alpha", rows)
+    assert verdict.verdict == outcome, verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("outcome", "power", "spread"),
+    [("reproduced", 1.0, 0.02), ("contradicted", 0.5, 0.02), ("undecided", 0.9, 0.5)],
+)
+def test_the_mean_weight_at_initialisation(
+    monkeypatch: pytest.MonkeyPatch, outcome: str, power: float, spread: float
+) -> None:
+    row = results("alpha", lambda row: 0.5)[0]
+
+    def measure(setup: object) -> tuple[initial.Start, ...]:
+        return tuple(
+            initial.Start("relu", 1.0, n, seed, 0.4 * n**-power * math.exp(noise(row, spread, f"{n} {seed}")))
+            for n in (4, 16, 49, 196)
+            for seed in initial.SEEDS
+        )
+
+    monkeypatch.setattr(initial, "measure", measure)
+    verdict = initial.verdict(SETUP)
+    assert verdict.verdict == outcome, verdict.sentence
+
+
+def test_the_mean_weight_of_real_untrained_models() -> None:
+    """Softmax has exactly 1/L, relu/L about E[relu] / L, and identity about nothing."""
+    found = initial.measure(SETUP)
+    softmax = initial.sums(found, "softmax", 0.0)
+    assert list(softmax) == [4, 16, 49, 196]
+    assert list(softmax.values()) == pytest.approx([1, 1, 1, 1])
+    for tokens, value in initial.sums(found, "relu").items():
+        assert value == pytest.approx(1 / math.sqrt(2 * math.pi), abs=0.25), tokens
+    assert initial.verdict(SETUP).verdict in ("reproduced", "undecided")
+
+
+def qk_norm(relu: float, relu2: float) -> Accuracy:
+    return lambda row: 0.7 + row.qk_norm * (relu if row.activation == "relu" else relu2)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "accuracy", "spread"),
+    [
+        ("reproduced", qk_norm(0.0, 0.0), 0.002),
+        ("contradicted", qk_norm(0.04, 0.04), 0.002),
+        ("contradicted", qk_norm(0.04, -0.04), 0.002),  # opposite effects do not hide in their mean
+        ("undecided", qk_norm(0.01, 0.01), 0.01),
+    ],
+)
+def test_qk_norm(outcome: str, accuracy: Accuracy, spread: float) -> None:
+    verdict = judge("W-qknorm", "qk-norm", results("qk-norm", accuracy, spread=spread))
+    assert verdict.verdict == outcome, verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("outcome", "gain", "spread"),
+    [("reproduced", 0.03, 0.002), ("contradicted", -0.03, 0.002), ("undecided", 0.0, 0.02)],
+)
+def test_gate(outcome: str, gain: float, spread: float) -> None:
+    rows = results("gate", lambda row: 0.7 + (gain if row.gate else 0.05) * (row.alpha == 1), spread=spread)
+    verdict = judge("W-gate", "gate", rows)
+    assert verdict.verdict == outcome, verdict.sentence
+    assert verdict.numbers["gain without a gate"][0] == pytest.approx(0.05, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "ratio", "spread"),
+    [("reproduced", 1.09, 0.02), ("contradicted", 1.4, 0.02), ("contradicted", 1.0, 0.02), ("undecided", 1.09, 0.8)],
+)
+def test_the_cost_of_the_gate(outcome: str, ratio: float, spread: float) -> None:
+    def time(row: Row) -> float:
+        return 20 * (ratio if row.gate else 1) * math.exp(noise(row, spread, "time"))
+
+    verdict = judge("W-gatecost", "gate", results("gate", lambda row: 0.7, time=time))
+    assert verdict.verdict == outcome, verdict.sentence
+    assert "another size on another machine" in verdict.sentence
+    # mu has width 32 and an MLP of 128: one more projection beside four, the MLP and the products with L = 196 keys
+    assert verdict.numbers["multiply-adds"]["196"] == pytest.approx(1024 / (4 * 1024 + 8192 + 2 * 32 * 196), abs=1e-6)
+
+
+NAMES = ("scaling", "alpha", "qk-norm", "gate")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_seed_decides_nothing_and_still_has_numbers(name: str) -> None:
+    rows = results(name, lambda row: 0.8 - 0.2 * (row.alpha == 0) - 0.1 * (row.activation == "identity"), seeds=(4,))
+    for verdict in study.load(name).verdicts(rows, SETUP):
+        if verdict.claim not in ("W-init", "W-gatecost"):  # many initialisations, and many pairs, with one seed
+            assert verdict.verdict == "undecided"
+            assert "no interval" in verdict.sentence
+            assert verdict.seeds == [4]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_runs_nothing_is_decided(name: str) -> None:
+    for verdict in study.load(name).verdicts([], SETUP):
+        if verdict.claim != "W-init":
+            assert verdict.verdict == "undecided"
+            assert "nothing to judge" in verdict.sentence
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_part_of_a_grid_can_be_judged_and_drawn(name: str) -> None:
+    rows = results(name, lambda row: 0.7)
+    for part in (rows[:1], rows[1:2], rows[: len(rows) // 3 + 5], rows[::7]):
+        for verdict in study.load(name).verdicts(part, SETUP):
+            json.dumps(dataclasses.asdict(verdict), allow_nan=False)
+        assert study.load(name).figures(part, SETUP)
+
+
+def test_diverged_runs_count_as_chance_and_the_sentence_says_so() -> None:
+    rows = results("alpha", lambda row: 0.8, lost=lambda row: row.alpha == 0 and row.activation == "relu")
+    verdict = judge("W-degrade", "alpha", rows)
+    assert verdict.numbers["drop"][0] == pytest.approx((0.8 - 0.1) / 3, abs=0.01)  # one h of three, of ten classes
+    assert "9 runs diverged or failed and count as chance" in verdict.sentence
+
+
+def test_diverged_runs_have_no_time() -> None:
+    rows = results("gate", lambda row: 0.8, lost=lambda row: row.gate is not None and row.seed == 1)
+    assert judge("W-gatecost", "gate", rows).numbers["time"]["196"][0] == pytest.approx(0)
+
+
+def test_seeds_that_only_one_side_has_are_left_out() -> None:
+    rows = results("scaling", relu_minus_softmax(0.0), spread=0.0)
+    rows = [row for row in rows if row.phi == "softmax" or row.seed != 2]
+    verdict = judge("W-match", "scaling", rows)
+    assert "6 settings, 12 pairs" in verdict.sentence
