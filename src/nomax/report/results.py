@@ -1,0 +1,152 @@
+"""Results folders as `nomax study` writes them, read and checked: an error names the file and what is wrong in it."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+# The order of the papers; other studies follow by name.
+ORDER = ("scaling", "alpha", "qk-norm", "gate")
+
+ADVICE = "`nomax study NAME` writes such a folder to results/NAME."
+
+Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True)
+class Table:
+    """The numbers behind a figure."""
+
+    columns: list[str]
+    rows: list[list[Any]]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a study: a file beside study.json, and what it shows in words and numbers."""
+
+    file: str
+    title: str = ""
+    caption: str = ""
+    alternative: str = ""
+    table: Table | None = None
+
+
+@dataclass(frozen=True)
+class Story:
+    """study.json: what was done, by which command, on which machine."""
+
+    name: str
+    title: str = ""
+    text: str = ""
+    command: str = ""
+    claims: list[str] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
+    setup: dict[str, Any] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, Any] = field(default_factory=dict)
+    started: str | None = None
+    finished: str | None = None
+    runs: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """An entry of verdicts.json: how a claim fared."""
+
+    claim: str
+    verdict: Literal["reproduced", "contradicted", "undecided"]
+    text: str = ""
+    sentence: str = ""
+    scale: str = ""
+    seeds: list[int] = field(default_factory=list)
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """An entry of curves.json: how a run's loss and accuracy went."""
+
+    label: str
+    steps: list[float]
+    group: str = ""
+    loss: list[float | None] = field(default_factory=list)
+    accuracy: list[float | None] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """An entry of rows_statistics.json: a run's row statistics, by layer or by layer and head."""
+
+    label: str
+    layers: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Results:
+    """A results folder. Only study.json must be there."""
+
+    folder: Path
+    story: Story
+    verdicts: list[Verdict]
+    curves: list[Curve]
+    attention: list[Attention]
+    runs: list[dict[str, Any]]
+
+
+def find(places: Iterable[Path]) -> list[Path]:
+    """The results folders that these paths name; a path may be one, or a folder that holds some."""
+    found: dict[Path, Path] = {}
+    for place in places:
+        inside = [place] if (place / "study.json").is_file() else [file.parent for file in place.glob("*/study.json")]
+        if not inside:
+            what = "holds no study.json, nor does a folder in it" if place.is_dir() else "is no folder"
+            raise FileNotFoundError(f"{place} {what}. {ADVICE}")
+        inside.sort(key=lambda folder: (ORDER.index(folder.name) if folder.name in ORDER else len(ORDER), folder.name))
+        found |= {folder.resolve(): folder for folder in inside}
+    return list(found.values())
+
+
+def read(folder: Path) -> Results:
+    """Read a results folder; a ValueError names the file that is damaged."""
+    story = _checked(folder / "study.json", Story)
+    if story is None:
+        raise FileNotFoundError(f"{folder} holds no study.json. {ADVICE}")
+    curves = _checked(folder / "curves.json", list[Curve]) or []
+    for curve in curves:
+        for name, values in (("loss", curve.loss), ("accuracy", curve.accuracy)):
+            if values and len(values) != len(curve.steps):
+                of = f"{len(values)} values of {name} for {len(curve.steps)} steps"
+                raise ValueError(f"{folder / 'curves.json'}: {curve.label!r} has {of}; their numbers must agree.")
+    for figure in story.figures:
+        table = figure.table or Table([], [])
+        for row in table.rows:
+            if len(row) != len(table.columns):
+                cells = f"{len(row)} cells for {len(table.columns)} columns"
+                raise ValueError(f"{folder / 'study.json'}: a row of the table of {figure.file} has {cells}: {row}.")
+    return Results(
+        folder,
+        story,
+        _checked(folder / "verdicts.json", list[Verdict]) or [],
+        curves,
+        _checked(folder / "rows_statistics.json", list[Attention]) or [],
+        _checked(folder / "runs.json", list[dict[str, Any]]) or [],
+    )
+
+
+def _checked(path: Path, kind: type[Kind]) -> Kind | None:
+    """A JSON file as what it should be, or None if there is no such file."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        content = json.loads(path.read_bytes())
+        return TypeAdapter(kind).validate_python(content)
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise ValueError(f"{path} is not what a study writes: {where}: {first['msg']}.") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is damaged ({error}). Restore it, or run the study again.") from None

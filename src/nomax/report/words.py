@@ -1,0 +1,129 @@
+"""Values as people read them, and tables that can be sorted by what the words mean."""
+
+import inspect
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+NOTHING = "–"
+# A number at the start of a cell that a study has put into words: "71.2 ± 0.4", "81 %", "1,234", "−0.3".
+NUMBER = re.compile(r"([+\-−]?(?:\d[\d,]*\.?\d*|\.\d+)(?:e[+\-]?\d+)?)(?=$|[\s%×±])", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table as the page shows it."""
+
+    columns: list[str]
+    numeric: list[bool]
+    """Which columns hold nothing but numbers: these are sorted as such."""
+    rows: list[list[str]]
+
+
+def sheet(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Sheet:
+    """A table for people: numbers cut to what is worth reading."""
+    texts = [[say(value) for value in row] for row in rows]
+    numeric = []
+    for column in range(len(columns)):
+        known = [row[column] for row, text in zip(rows, texts, strict=True) if text[column] != NOTHING]
+        numeric.append(bool(known) and all(number(value) is not None for value in known))
+    return Sheet(list(columns), numeric, texts)
+
+
+def number(value: Any) -> float | int | None:
+    """The number that a cell is or starts with."""
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, int | float):
+        return value if math.isfinite(value) else None
+    match = NUMBER.match(str(value).strip())
+    return float(match[1].replace(",", "").replace("−", "-")) if match else None
+
+
+def say(value: Any) -> str:
+    """Any value of a JSON file in words."""
+    if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
+        return NOTHING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}".replace("-", "−")
+    if isinstance(value, float):
+        if 1000 <= abs(value) < 1e7:
+            return f"{value:,.0f}".replace("-", "−")
+        return f"{value:.4g}".replace("e+", "e").replace("e0", "e").replace("e-0", "e-").replace("-", "−")
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {say(part)}" for name, part in value.items()) or NOTHING
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(map(say, value)) or NOTHING
+    return str(value)
+
+
+def facts(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Names and values of a JSON object, one per line; an object inside another is unfolded."""
+    lines: list[tuple[str, str]] = []
+    for name, value in tree.items():
+        title = f"{prefix}{name}".replace("_", " ")
+        if isinstance(value, Mapping) and value:
+            lines += facts(value, f"{title} · ")
+        else:
+            lines.append((title, say(value)))
+    return lines
+
+
+@dataclass(frozen=True)
+class Block:
+    """A paragraph ("p"), a list ("ul") or lines to be kept as they are ("pre")."""
+
+    kind: str
+    parts: list[str]
+
+
+def blocks(text: str) -> list[Block]:
+    """A docstring as paragraphs, lists and lines of code."""
+    found = []
+    for part in re.split(r"\n\s*\n", inspect.cleandoc(text)):
+        lines = [line for line in part.split("\n") if line.strip()]
+        if not lines:
+            continue
+        if all(line.startswith("    ") for line in lines) or any(line.lstrip().startswith("|") for line in lines):
+            found.append(Block("pre", [inspect.cleandoc("\n" + "\n".join(lines))]))
+        elif lines[0].lstrip().startswith("- "):
+            items = re.split(r"(?:^|\n)\s*- ", part)
+            found.append(Block("ul", [" ".join(item.split()) for item in items if item.strip()]))
+        else:
+            found.append(Block("p", [" ".join(part.split())]))
+    return found
+
+
+def differing(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Which fields tell rows apart, and what the others are in all of them."""
+    apart, same = [], []
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(name) for row in rows]
+        if any(value != values[0] for value in values):
+            apart.append(name)
+        elif values[0] is not None:
+            same.append((name, say(values[0])))
+    return apart, same
+
+
+def without_common_end(labels: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Labels such as "relu/L, pico/4, seed 0" without the last parts that all of them share; and those parts."""
+    parts = [label.split(", ") for label in labels]
+    shared: list[str] = []
+    while len(parts) > 1 and all(len(one) > 1 and one[-1] == parts[0][-1] for one in parts):
+        shared.insert(0, parts[0][-1])
+        parts = [one[:-1] for one in parts]
+    return [", ".join(one) for one in parts], shared
+
+
+def when(time: str) -> str:
+    """A time of a JSON file, to the minute."""
+    try:
+        return datetime.fromisoformat(time).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except ValueError:
+        return time
