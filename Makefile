@@ -4,7 +4,7 @@ INSTALLED := .venv/.installed
 PIP_INSTALL := $(BIN)/python -m pip install -qq -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help test wheel bench clean
+.PHONY: help study test docs wheel bench clean
 
 help:  ## List these targets
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -20,12 +20,19 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PIP_INSTALL) --no-build-isolation --editable '.[dev]'
 	@touch $@
 
+study: $(INSTALLED)  ## Set up .venv if needed, run the first study on the bundled images, and write its page
+	$(BIN)/nomax study alpha --out runs/results/alpha
+	$(BIN)/nomax report runs/results --out runs/report.html
+
 test: $(INSTALLED)  ## Set up .venv if needed, then run every check and test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2
+
+docs: $(INSTALLED)  ## Build the documentation, into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 wheel: $(INSTALLED)  ## Build a wheel for this platform with compiled kernels, into dist/
 	NOMAX_BUILD_BINARY=1 $(BIN)/python -m build --wheel --no-isolation --outdir dist .
@@ -34,5 +41,5 @@ bench: $(INSTALLED)  ## Measure speed against softmax attention on this machine
 	$(BIN)/nomax bench attention
 
 clean:  ## Remove .venv, built files and the tools' caches
-	rm -rf .venv dist build .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv dist build site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,151 @@
+"""The site: its examples run, its commands exist, its tables are the program's, and it builds without warnings."""
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import tyro
+
+from nomax import Phi, _compat
+from nomax.cli import COMMANDS
+from nomax.data.registry import ENTRIES
+from nomax.phi import ACTIVATIONS
+
+ROOT = Path(__file__).parent.parent
+PAGES = {path.stem: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
+# The instructions that the machine has are the only thing in an output that is its own.
+KERNELS = re.compile(r"\w+ kernels")
+
+
+def tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", [name for name, text in PAGES.items() if "```python" in text])
+def test_examples_run_one_after_the_other_and_print_what_the_page_says(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    if "import timm" in PAGES[page]:
+        _compat.timm()  # mends torchvision where its build is not torch's
+    names: dict[str, object] = {}
+    printed = None
+    for language, text in FENCE.findall(PAGES[page]):
+        if language == "python":
+            exec(compile(text, f"docs/{page}.md", "exec"), names)
+            printed = capsys.readouterr().out
+        elif language == "text":
+            assert printed is not None, f"output without an example: {text}"
+            assert KERNELS.sub("kernels", printed) == KERNELS.sub("kernels", text)
+            printed = None
+
+
+def commands() -> list[str]:
+    blocks = [text for page in PAGES.values() for language, text in FENCE.findall(page) if language == "console"]
+    lines = [line for block in blocks for line in block.replace("\\\n", "").splitlines()]
+    return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+
+
+@pytest.mark.parametrize("command", dict.fromkeys(commands()))
+def test_every_command_can_be_given(command):
+    words = shlex.split(command)
+    if words[0] == "torchrun":
+        words = ["nomax", *words[words.index("nomax.cli") + 1 :]]
+    if words[0] == "make":
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    elif words[0] == "nomax":
+        if words[1:] == ["--help"]:
+            return
+        name = next((name for name in COMMANDS if words[1 : 1 + len(name.split())] == name.split()), None)
+        assert name is not None, "there is no such command"
+        arguments = words[1 + len(name.split()) :]
+        # What tyro does not accept ends the program.
+        tyro.cli(import_module(COMMANDS[name][0]).Options, args=arguments)
+    else:
+        assert words[0] in ("pip", "source")
+
+
+def test_every_command_is_on_a_page():
+    whole = "\n".join(PAGES.values())
+    assert [name for name in COMMANDS if f"nomax {name}" not in whole] == []
+
+
+def test_the_table_of_activations_is_that_of_phi():
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (\w[\w ]*) \| (yes|no) \|$", PAGES["phi"], flags=re.MULTILINE)
+    table = {name: (below, statistics) for name, below, statistics in rows}
+    assert table.pop("softmax") == ("never", "yes")
+    assert list(table) == list(ACTIVATIONS)
+    for name, (below, statistics) in table.items():
+        assert (below == "never") == (statistics == "yes") == ACTIVATIONS[name].nonnegative
+
+
+def test_every_phi_with_a_name_is_one():
+    part = PAGES["phi"].partition("## Known by other names")[2].partition("## What L counts")[0]
+    spellings = [phi for row in re.findall(r"^\| (`.*?`) \|", part, flags=re.MULTILINE) for phi in row.split("`")[1::2]]
+    assert len(spellings) >= 12
+    for spelling in spellings:
+        assert str(Phi.parse(spelling)) == spelling
+
+
+def test_the_table_of_data_sets_is_that_of_the_registry():
+    for entry in ENTRIES.values():
+        counts = " | ".join(f"{count:,}" for count in (entry.counts["train"], entry.counts["test"], entry.classes))
+        assert f"| `{entry.name}` | {counts} | {'×'.join(map(str, entry.shape))} |" in PAGES["data"]
+
+
+def test_the_picture_is_what_its_program_draws():
+    draw = tool("draw_idea")
+    assert draw.TARGET.read_text(encoding="utf-8") == draw.picture()
+    assert f"![{draw.ALTERNATIVE}](images/idea.svg)" in PAGES["idea"]
+
+
+def test_lines_about_arguments_become_a_list():
+    pytest.importorskip("griffe")
+    docstring = "Attend: a sentence.\n\nmask, bias: hides keys,\nor moves scores.\nscale: a number.\n\nMore: later."
+    expected = "Attend: a sentence.\n\n- `mask`, `bias`: hides keys,\n    or moves scores.\n- `scale`: a number."
+    assert tool("docs_arguments").with_lists(docstring).startswith(expected)
+
+
+def test_results_come_into_their_page_from_the_files_of_the_studies(tmp_path, monkeypatch):
+    pytest.importorskip("mkdocs")
+    results = tool("docs_results")
+    assert results.PLACE in PAGES["studies"]
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    assert results.on_page_markdown(results.PLACE, None) == results.NOTHING
+    (tmp_path / "alpha").mkdir()
+    (tmp_path / "alpha" / "verdicts.md").write_text("# Which?\n\n| claim | verdict |\n", encoding="utf-8")
+    figure = {"file": "alpha.svg", "caption": "Accuracy.", "alternative": "Lines [relu]\nrise."}
+    study = {"title": "Which?", "command": "nomax study alpha", "figures": [figure]}
+    (tmp_path / "alpha" / "study.json").write_text(json.dumps(study), encoding="utf-8")
+    parts = ["### Which?", "```console\n$ nomax study alpha\n```", "| claim | verdict |"]
+    parts += ["![Lines (relu) rise.](results/alpha/alpha.svg)", "Accuracy."]
+    assert results.on_page_markdown(results.PLACE, None) == "\n\n".join(parts)
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_warnings_and_asks_no_other_machine_for_anything(tmp_path):
+    pytest.importorskip("mkdocs")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_COLOR": "1"})
+    assert done.returncode == 0, done.stderr
+    pages = list(tmp_path.rglob("*.html"))
+    assert {f"{name}.html" for name in PAGES} <= {path.name for path in pages}
+    for path in pages:
+        html = path.read_text(encoding="utf-8")
+        loaded = re.findall(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?(https?:[^\s\">]*)", html)
+        loaded += re.findall(r"<link\b[^>]*\bhref=\"?(https?:[^\s\">]*)", html)
+        assert loaded == [], path.name
+    for sheet in tmp_path.rglob("*.css"):
+        assert not re.search(r"url\(['\"]?https?:", sheet.read_text(encoding="utf-8")), sheet.name

@@ -1,0 +1,56 @@
+"""Put what the studies found into the page about them: verdicts, figures and commands, as far as they are there.
+
+mkdocs.yml names this file as a hook. Everything comes from results/STUDY/, which `nomax study` writes.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+RESULTS = Path(__file__).parent.parent / "results"
+PLACE = "<!-- results -->"
+NOTHING = "No results are in this checkout yet: each study writes its own into `results/`."
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the figures to the site's files."""
+    for folder in studies():
+        for figure in sorted(folder.glob("*.svg")):
+            files.append(File.generated(config, f"results/{folder.name}/{figure.name}", abs_src_path=str(figure)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Fill the place for the results."""
+    return markdown.replace(PLACE, "\n\n".join(map(_section, studies())) or NOTHING)
+
+
+def studies() -> list[Path]:
+    """The folders of the studies that were run."""
+    return sorted(path.parent for path in RESULTS.glob("*/study.json"))
+
+
+def _section(folder: Path) -> str:
+    study = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+    parts = [f"### {study['title']}", f"```console\n$ {study['command']}\n```"]
+    verdicts = folder / "verdicts.md"
+    if verdicts.exists():
+        parts.append(_body(verdicts.read_text(encoding="utf-8")))
+    for figure in study.get("figures", []):
+        parts += [f"![{_plain(figure['alternative'])}](results/{folder.name}/{figure['file']})", figure["caption"]]
+    return "\n\n".join(parts)
+
+
+def _body(text: str) -> str:
+    """A Markdown file without its title, for which the page has a heading of its own."""
+    return re.sub(r"^# .*\n", "", text, flags=re.MULTILINE).strip()
+
+
+def _plain(text: str) -> str:
+    """Text that cannot end a Markdown image's alternative early."""
+    return " ".join(text.split()).replace("[", "(").replace("]", ")")
