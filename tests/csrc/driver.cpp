@@ -222,6 +222,34 @@ struct Run {
   }
 };
 
+// GELU of `count` numbers from -9 to 9, and its gradient, cut at `cut` into two tasks.
+std::string check_gelu(Type type, bool tanh, int64_t count, int64_t cut) {
+  Dense x(Shape{1, 1, 1, count}), grad(x.shape);
+  Totals value(1, count), slope(1, count);
+  for (int64_t i = 0; i < count; i++) {
+    const double t = double((i * 37) % 145 - 72) / 8, a = std::sqrt(2 / M_PI), g = double(i % 9 - 4) / 4;
+    const double inner = std::tanh(a * (t + 0.044715 * t * t * t)), normal = std::erfc(-t / std::sqrt(2.0)) / 2;
+    const size_t place = size_t(i);
+    x.values[place] = t;
+    grad.values[place] = g;
+    value.size[place] = slope.size[place] = 1 + std::fabs(t);
+    value.value[place] = tanh ? t * (1 + inner) / 2 : t * normal;
+    slope.value[place] =
+        g * (tanh ? (1 + inner) / 2 + t * (1 - inner * inner) * a * (1 + 3 * 0.044715 * t * t) / 2
+                  : normal + t * std::exp(-t * t / 2) / std::sqrt(2 * M_PI));
+  }
+  const Tensor in(x, type, Layout::contiguous), gradient(grad, type, Layout::contiguous);
+  for (const bool backward : {false, true}) {
+    Tensor out(x.shape, type, Layout::contiguous);
+    const Elements e{in.memory.data(), backward ? gradient.memory.data() : nullptr, out.memory.data(), type, tanh};
+    kernel.gelu(e, 0, cut);
+    kernel.gelu(e, cut, count - cut);
+    const std::string wrong = out.difference(backward ? "gelu gradient" : "gelu", backward ? slope : value, FLOAT_SLACK);
+    if (!wrong.empty()) return wrong;
+  }
+  return "";
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -238,6 +266,13 @@ int main(int count, char** arguments) {
       std::printf("case %zu (%s, %s): %s\n", i, cases[i].name.c_str(), type_names[int(type)], wrong.c_str());
     }
   }
+  for (Type type : {Type::float32, Type::bfloat16, Type::float16})
+    for (const bool tanh : {false, true})
+      for (const int64_t size : {1, 7, 16, 257, 1030}) {
+        const std::string wrong = check_gelu(type, tanh, size, size / 3);
+        (wrong.empty() ? passed : failed)++;
+        if (!wrong.empty()) std::printf("gelu of %d (%s): %s\n", int(size), type_names[int(type)], wrong.c_str());
+      }
   std::printf("%d passed, %d failed\n", passed, failed);
   return failed ? 1 : 0;
 }

@@ -5,7 +5,7 @@ B images, C channels, L tokens (patches, and one more with a class token), all o
 
 import math
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from nomax.models.vit_config import ViTConfig
 from nomax.nn import Attention, Linear
 from nomax.nn.linear import linear
+from nomax.ops.gelu import gelu
 
 
 class Note:
@@ -35,14 +36,14 @@ class MLP(nn.Module):
         super().__init__()
         width, hidden = config.size.width, config.size.mlp
         self.up, self.down = Linear(width, hidden), Linear(hidden, width)
-        self.approximate = "tanh" if config.gelu == "tanh" else "none"
+        self.approximate: Literal["tanh", "none"] = "tanh" if config.gelu == "tanh" else "none"
         self.dropout = nn.Dropout(config.dropout)
         for layer in (self.up, self.down):
             nn.init.xavier_uniform_(layer.weight)
             nn.init.normal_(layer.bias, std=1e-6)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down(self.dropout(F.gelu(self.up(x), approximate=self.approximate)))
+        out: Tensor = self.down(self.dropout(gelu(self.up(x), self.approximate)))
         return out
 
 

@@ -379,6 +379,31 @@ Tensor attend_linear(Tensor query, Tensor key, Tensor value, double factor) {
   return out;
 }
 
+void gelu_into(const Tensor& x, const Tensor* grad, Tensor& out, bool tanh) {
+  constexpr int64_t PIECE = 1 << 14;
+  STD_TORCH_CHECK(x.is_cpu() && x.is_contiguous(), "nomax: gelu takes contiguous tensors on the CPU");
+  const Elements elements{x.data_ptr(), grad ? grad->data_ptr() : nullptr, out.data_ptr(), type_of(x, "x"), tanh};
+  const Kernel& k = kernel();
+  std::vector<Task> tasks;
+  for (int64_t first = 0; first < x.numel(); first += PIECE)
+    tasks.push_back({0, 0, first, std::min(PIECE, x.numel() - first), nullptr});
+  run(tasks, 0, 20.0 * double(x.numel()), [&](const Task& task, void*) { k.gelu(elements, task.first, task.count); });
+}
+
+Tensor gelu(Tensor x, bool tanh) {
+  Tensor out = torch::stable::empty_like(x);
+  gelu_into(x, nullptr, out, tanh);
+  return out;
+}
+
+Tensor gelu_backward(Tensor grad, Tensor x, bool tanh) {
+  STD_TORCH_CHECK(grad.is_contiguous() && grad.numel() == x.numel() && grad.scalar_type() == x.scalar_type(),
+                  "nomax: the gradient does not fit gelu's input");
+  Tensor out = torch::stable::empty_like(x);
+  gelu_into(x, &grad, out, tanh);
+  return out;
+}
+
 }  // namespace
 }  // namespace nomax
 
@@ -394,6 +419,8 @@ STABLE_TORCH_LIBRARY(nomax, m) {
   m.def("attend_backward(Tensor grad, Tensor? grad_statistics, " NOMAX_ARGUMENTS
         ", bool bias) -> (Tensor, Tensor, Tensor, Tensor)");
   m.def("attend_linear(Tensor query, Tensor key, Tensor value, float factor) -> Tensor");
+  m.def("gelu(Tensor x, bool tanh) -> Tensor");
+  m.def("gelu_backward(Tensor grad, Tensor x, bool tanh) -> Tensor");
   m.def("isa() -> str");
 }
 
@@ -402,6 +429,8 @@ STABLE_TORCH_LIBRARY_IMPL(nomax, CPU, m) {
   m.impl("attend_forward", TORCH_BOX(&nomax::attend));
   m.impl("attend_backward", TORCH_BOX(&nomax::attend_backward));
   m.impl("attend_linear", TORCH_BOX(&nomax::attend_linear));
+  m.impl("gelu", TORCH_BOX(&nomax::gelu));
+  m.impl("gelu_backward", TORCH_BOX(&nomax::gelu_backward));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(nomax, CompositeExplicitAutograd, m) { m.impl("isa", TORCH_BOX(&nomax::isa)); }

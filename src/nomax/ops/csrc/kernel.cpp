@@ -2,6 +2,7 @@
 // used here, so that no inline function compiled for a newer CPU can end up being called on an older one.
 #include "backward.h"
 #include "forward.h"
+#include "gelu.h"
 #include "linear.h"
 
 namespace nomax {
@@ -39,6 +40,7 @@ using namespace NOMAX_ISA;
 extern const Kernel NOMAX_NAME(NOMAX_ISA);
 const Kernel NOMAX_NAME(NOMAX_ISA) = {
     NOMAX_STRING(NOMAX_ISA), width, forward_bytes, forward,      backward_bytes, backward,
-    reduce_query_gradient,   bias_bytes, bias,     linear_bytes, linear_keys,    linear_queries};
+    reduce_query_gradient,   bias_bytes, bias,     linear_bytes, linear_keys,    linear_queries,
+    gelu};
 
 }  // namespace nomax

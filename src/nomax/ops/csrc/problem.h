@@ -50,6 +50,14 @@ struct Task {
   float* partial;              // backward: where this task sums its share of the query gradient
 };
 
+// Numbers that lie next to each other, one like the other. Without a gradient the values are wanted, else the gradient.
+struct Elements {
+  const void *x, *grad;
+  void* out;
+  Type type;
+  bool tanh;
+};
+
 // The entry points of one instruction set.
 struct Kernel {
   const char* name;
@@ -64,6 +72,7 @@ struct Kernel {
   int64_t (*linear_bytes)(const Problem&);
   void (*linear_keys)(const Problem&, const Task&, void* workspace);
   void (*linear_queries)(const Problem&, const Task&, void* workspace);
+  void (*gelu)(const Elements&, int64_t first, int64_t count);
 };
 
 extern const Kernel kernel_portable, kernel_avx2, kernel_avx512, kernel_avx512_bf16;

@@ -1,0 +1,51 @@
+// GELU by itself, as the layers between two linear ones have it: x·Φ(x), or its approximation by a tanh, and the gradient.
+#pragma once
+#include "activations.h"
+#include "layout.h"
+
+namespace nomax {
+namespace NOMAX_ISA {
+
+// x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))/2 = x·sigmoid(z), with z = x·(a + b·x²). Beyond 12 the sigmoid is 0 or 1 in
+// single precision, and there the square must not overflow.
+struct GeluTanh {
+  NOMAX_INLINE Vec value(Vec x) {
+    Vec t = at_most(12, at_least(-12, x));
+    return x * Sigmoid::value(t * (t * t * 0.0713548163f + 1.59576912f));
+  }
+  NOMAX_INLINE void both(Vec x, Vec& h, Vec& d) {
+    Vec t = at_most(12, at_least(-12, x)), square = t * t, s, slope;
+    Sigmoid::both(t * (square * 0.0713548163f + 1.59576912f), s, slope);
+    h = x * s;
+    d = s + t * slope * (square * 0.214064449f + 1.59576912f);
+  }
+};
+
+// out = gelu(x), or with a gradient grad·gelu'(x), in pieces that stay in the nearest cache.
+template <class H, bool Gradient> static void gelu_numbers(const Elements& e, int64_t first, int64_t count) {
+  constexpr int64_t PIECE = 32 * W;
+  float x[PIECE] = {}, grad[PIECE] = {};
+  for (const int64_t end = first + count; first < end; first += PIECE) {
+    const int64_t some = least(PIECE, end - first);
+    read_row(e.x, e.type, first, 1, some, x);
+    if (Gradient) read_row(e.grad, e.type, first, 1, some, grad);
+    for (int64_t i = 0; i < some; i += W) {
+      if (Gradient) {
+        Vec h, d;
+        H::both(load(x + i), h, d);
+        store(x + i, load(grad + i) * d);
+      } else {
+        store(x + i, H::value(load(x + i)));
+      }
+    }
+    write_row(x, 1, some, e.out, e.type, first, 1);
+  }
+}
+
+static void gelu(const Elements& e, int64_t first, int64_t count) {
+  if (e.tanh) (e.grad ? gelu_numbers<GeluTanh, true> : gelu_numbers<GeluTanh, false>)(e, first, count);
+  else (e.grad ? gelu_numbers<Gelu, true> : gelu_numbers<Gelu, false>)(e, first, count);
+}
+
+}  // namespace NOMAX_ISA
+}  // namespace nomax

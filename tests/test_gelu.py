@@ -1,0 +1,117 @@
+"""GELU on the CPU kernels: F.gelu's function and gradients, as exact as PyTorch's or more so, and its fallbacks."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nomax.ops import build, operators
+from nomax.ops import gelu as module
+from nomax.ops.gelu import gelu
+
+KINDS = ("none", "tanh")
+X = torch.linspace(-14, 14, 20_001)
+
+
+def closed_form(x: Tensor, kind: str) -> Tensor:
+    x = x.double()
+    if kind == "tanh":
+        return x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+    return x * torch.special.ndtr(x)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes that F.gelu was asked for."""
+    seen: list[int] = []
+    plain = F.gelu
+    monkeypatch.setattr(
+        F, "gelu", lambda x, approximate="none": (seen.append(x.numel()), plain(x, approximate=approximate))[1]
+    )
+    return seen
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("dtype", "slack"), [(torch.float32, 1e-6), (torch.bfloat16, 2**-8), (torch.float16, 2**-11)])
+def test_values_and_gradients_are_those_of_the_closed_form(
+    kind: str, dtype: torch.dtype, slack: float, calls: list[int]
+) -> None:
+    x = X.to(dtype).requires_grad_()
+    grad = torch.randn(len(X), generator=torch.Generator().manual_seed(0)).to(dtype)
+    out = gelu(x, kind)
+    (got,) = torch.autograd.grad(out, x, grad)
+    wide = x.detach().double().requires_grad_()
+    exact = closed_form(wide, kind)
+    (want,) = torch.autograd.grad(exact, wide, grad.double())
+    assert out.dtype == got.dtype == dtype
+    torch.testing.assert_close(out.double(), exact, rtol=slack, atol=slack)
+    torch.testing.assert_close(got.double(), want, rtol=slack, atol=2 * slack)
+    assert calls == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_without_a_gradient_are_the_same_bits_whatever_the_threads(kind: str) -> None:
+    x = torch.randn(70_001, requires_grad=True)
+    with torch.no_grad():
+        out = gelu(x, kind)
+    assert torch.equal(out, gelu(x, kind))
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert torch.equal(out, gelu(x.detach(), kind))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_layout_is_served(kind: str) -> None:
+    x = torch.randn(60, 3, 50).transpose(0, 2)[:, ::2].requires_grad_()
+    out = gelu(x, kind)
+    (got,) = torch.autograd.grad(out.sum(), x)  # the gradient of a sum is an expanded number
+    want = F.gelu(x, approximate=kind)
+    torch.testing.assert_close(out, want)
+    torch.testing.assert_close(got, torch.autograd.grad(want.sum(), x)[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_beyond_all_bounds_stay_what_they_are(kind: str) -> None:
+    x = torch.tensor([math.inf, 1e30, -1e30, math.nan, 0.0]).repeat(1000)
+    out = gelu(x, kind)[:5]
+    assert out[:3].tolist() == [math.inf, x[1].item(), 0]
+    assert math.isnan(out[3])
+    assert out[4] == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_there_is_a_second_derivative(kind: str) -> None:
+    x = torch.linspace(-3, 3, 5000).requires_grad_()
+    (slope,) = torch.autograd.grad(gelu(x, kind).sum(), x, create_graph=True)
+    (bend,) = torch.autograd.grad(slope.sum(), x)
+    wide = x.detach().double().requires_grad_()
+    (exact,) = torch.autograd.grad(closed_form(wide, kind).sum(), wide, create_graph=True)
+    torch.testing.assert_close(bend.double(), torch.autograd.grad(exact.sum(), wide)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_what_the_kernels_do_not_serve_goes_to_pytorch(calls: list[int]) -> None:
+    gelu(torch.randn(10))  # small
+    gelu(torch.randn(5000, dtype=torch.float64))
+    torch.func.vmap(gelu)(torch.randn(2, 5000))
+    assert len(calls) == 3
+
+
+def test_without_a_compiler_it_is_only_slower(calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise build.BuildError("no compiler")
+
+    monkeypatch.setattr(operators, "load", fail)
+    monkeypatch.setattr(module, "_without_kernels", False)
+    x = torch.randn(5000)
+    assert torch.equal(gelu(x), gelu(x))
+    assert len(calls) == 2
+
+
+def test_an_unknown_approximation_is_refused() -> None:
+    with pytest.raises(ValueError, match='approximate=\'erf\' must be "none" or "tanh"'):
+        gelu(X, "erf")  # type: ignore[arg-type]
