@@ -8,7 +8,17 @@ import pytest
 
 from nomax import _compat
 
-LATE = ("torchvision", "timm", "PIL", "matplotlib", "huggingface_hub", "pydantic", "tensorboard")
+LATE = (
+    "torchvision",
+    "timm",
+    "PIL",
+    "matplotlib",
+    "huggingface_hub",
+    "pydantic",
+    "tensorboard",
+    "entmax",
+    "sentencepiece",
+)
 
 
 def test_importing_nomax_imports_no_optional_package() -> None:

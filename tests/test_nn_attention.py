@@ -91,6 +91,31 @@ def test_the_qk_norm_has_one_scale_for_all_heads_and_no_bias() -> None:
     assert module.query_norm.eps == module.key_norm.eps == 1e-6
 
 
+@pytest.mark.parametrize("gate", [None, "silu"])
+def test_relas_norm_is_its_formula_on_the_joined_heads(gate: str | None) -> None:
+    module = randomised(Attention(24, 3, phi="relu", joined_norm="rela", gate=gate))
+    x = torch.randn(2, 7, 24)
+    weights = module.weights(x).double()
+    joined = torch.einsum("bhij,bjhd->bihd", weights, module.qkv(x)[..., 48:].double().reshape(2, 7, 3, 8)).flatten(2)
+    scale, vector = (module.joined_norm.get_parameter(name).double() for name in ("scale", "gate"))
+    normal = scale * joined / (joined.square().mean(-1, keepdim=True) + 1e-6).sqrt() / (1 + (-vector * joined).exp())
+    if gate is not None:
+        normal = normal * F.silu(module.gate(x).double())
+    want = normal @ module.out.weight.double().T + module.out.bias.double()
+    torch.testing.assert_close(module(x).double(), want, rtol=1e-4, atol=1e-4)
+
+
+def test_relas_norm_starts_with_a_scale_of_one_and_stands_rows_of_zeros() -> None:
+    module = Attention(12, 3, phi="relu", joined_norm="rela", bias=False)
+    assert torch.equal(module.joined_norm.scale, torch.ones(12))
+    assert 0 < module.joined_norm.gate.abs().max() <= 0.5
+    x = torch.randn(2, 4, 12, requires_grad=True)
+    out = module(x, attn_mask=torch.zeros(4, 4, dtype=torch.bool))
+    out.sum().backward()
+    assert not out.any()
+    assert x.grad.isfinite().all()
+
+
 @pytest.mark.parametrize("phi", ["relu/L", "softmax"])
 @pytest.mark.parametrize("kind", ["causal", "padding", "both"])
 def test_masks_hide_keys(kind: str, phi: str) -> None:
@@ -410,6 +435,7 @@ def test_bfloat16_by_autocast_or_by_conversion_is_the_same_to_rounding(settings:
         (lambda: Attention(8, 2, gate="relu"), "gate='relu' is unknown; choose one of silu, sigmoid, identity"),
         (lambda: Attention(8, 2, learned_gain="token"), 'learned_gain=\'token\' must be "layer", "head"'),
         (lambda: Attention(8, 2, dropout=2), "dropout=2"),
+        (lambda: Attention(8, 2, joined_norm="rms"), "joined_norm='rms' must be \"rela\""),
         (lambda: Attention(8, 2, phi="relu/l"), "did you mean 'relu/L'"),
         (lambda: Attention(8, 2)(torch.randn(4, 8)), r"x must be \[batch, positions, 8\], got \[4, 8\]"),
         (lambda: Attention(8, 2)(torch.randn(1, 4, 9)), r"got \[1, 4, 9\]"),

@@ -57,8 +57,10 @@ ACTIVATIONS: dict[str, Activation] = {
     )
 }
 
-# Not pointwise, so not in the table: it is here as the peer that every program can compare with.
 SOFTMAX = "softmax"
+
+# Not pointwise, so not in the table: maps of a whole row of scores, here as the peers to compare with.
+ROW_MAPS = (SOFTMAX, "sparsemax", "entmax15")
 
 MINUS_LOG_L: Literal["-log L"] = "-log L"
 
@@ -80,8 +82,8 @@ class Phi:
     length: int | Literal["visible", "keys"] = "visible"
 
     def __post_init__(self) -> None:
-        if self.activation not in ACTIVATIONS and self.activation != SOFTMAX:
-            names = (*ACTIVATIONS, SOFTMAX)
+        names = (*ACTIVATIONS, *ROW_MAPS)
+        if self.activation not in names:
             nearest = get_close_matches(str(self.activation).lower(), names, n=1, cutoff=0.6)
             hint = f"did you mean {nearest[0]!r}? " if nearest else ""
             raise ValueError(f"activation={self.activation!r} is unknown; {hint}Choose one of {', '.join(names)}.")
@@ -93,10 +95,10 @@ class Phi:
             object.__setattr__(self, "shift", _finite("shift", self.shift, allowed) + 0.0)
         if self.length not in ("visible", "keys") and not (type(self.length) is int and self.length >= 1):
             raise ValueError(f'length={self.length!r} must be "visible", "keys" or an integer of at least 1.')
-        if self.activation == SOFTMAX and (self.alpha, self.gain, self.shift, self.length) != (0, 1, 0, "visible"):
+        if self.activation in ROW_MAPS and (self.alpha, self.gain, self.shift, self.length) != (0, 1, 0, "visible"):
             raise ValueError(
-                f"softmax normalises each row itself, so it takes no alpha, gain, shift or length: got {self!r}. "
-                'Write phi="softmax".'
+                f"{self.activation} normalises each row itself, so it takes no alpha, gain, shift or length: got "
+                f'{self!r}. Write phi="{self.activation}".'
             )
 
     @staticmethod
@@ -145,12 +147,12 @@ _PHI = re.compile(
 
 def _parse(text: str) -> Phi:
     found = _PHI.fullmatch("".join(text.split()))
-    if found is None or (found["activation"] not in ACTIVATIONS and found["activation"] != SOFTMAX):
+    if found is None or found["activation"] not in (*ACTIVATIONS, *ROW_MAPS):
         nearest = _nearest_spelling(text)
         hint = f"; did you mean {nearest!r}?" if nearest else "."
         raise ValueError(
             f"phi={text!r} cannot be read{hint} A φ is written {NOTATION}, "
-            f"and its activation is one of {', '.join(ACTIVATIONS)}, or softmax alone."
+            f"and its activation is one of {', '.join(ACTIVATIONS)}; or it is {' or '.join(ROW_MAPS)} alone."
         )
     shift, length = found["shift"], found["length"] or "visible"
     return Phi(
@@ -180,6 +182,6 @@ def _spellings_around(written: str) -> Iterator[str]:
     shifts = ["", "(x-log L)", *(f"(x{sign}{number})" for number in numbers for sign in "+-")]
     alphas = ["", "/L", *(f"/L^{number}" for number in numbers)]
     lengths = ["", ", L=keys", *(f", L={number}" for number in numbers if number.isdigit() and int(number) >= 1)]
-    yield SOFTMAX
+    yield from ROW_MAPS
     for pieces in product(gains, ACTIVATIONS, shifts, alphas, lengths):
         yield "".join(pieces)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nomax.evaluate.watch import watch
 from nomax.models import ViT
-from nomax.phi import ACTIVATIONS, SOFTMAX, Phi
+from nomax.phi import ACTIVATIONS, ROW_MAPS, Phi
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def row_statistics(
         report(1)
     if not sums or not sums[0].rows:
         raise ValueError("row statistics need a model with layers, and at least one image.")
-    signed = phi.activation != SOFTMAX and not ACTIVATIONS[phi.activation].nonnegative
+    signed = phi.activation not in ROW_MAPS and not ACTIVATIONS[phi.activation].nonnegative
     return [row for layer, found in enumerate(sums) for row in found.result(layer, signed)]
 
 

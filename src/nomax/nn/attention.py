@@ -1,4 +1,4 @@
-"""Multi-head attention as a module: projections, qk-norm, gate, learned gain and power of L, key-value cache.
+"""Multi-head attention as a module: projections, norms, gate, positions, learned gain and power of L, key-value cache.
 
 B sequences, L positions, H heads of dimension D, dim = H·D.
 """
@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from nomax.nn.cache import KeyValueCache
 from nomax.nn.linear import Linear
+from nomax.nn.norm import GatedRMSNorm
+from nomax.nn.rotary import angles, rotate
 from nomax.ops.api import attention, visible_keys
 from nomax.ops.rows import Rows
-from nomax.phi import SOFTMAX, Phi
+from nomax.phi import ROW_MAPS, Phi
 
 Gate = Literal["silu", "sigmoid", "identity"]
 Learned = Literal["layer", "head"]
@@ -28,6 +30,8 @@ class Attention(nn.Module):
 
     phi: how scores become weights, e.g. "relu/L" or "softmax" (see `nomax.Phi`).
     qk_norm: LayerNorm of each query and key over the head dimension, with one learned scale for all heads.
+    rotary: turn queries and keys by their positions, so that scores depend on distances; for self-attention.
+    joined_norm: "rela" normalises the joined heads as ReLA does (`GatedRMSNorm`).
     gate: multiply the joined heads by "silu", "sigmoid" or "identity" of another projection of the input.
     learned_gain, learned_alpha: learn φ's gain or its power of L, one for the whole "layer" or one per "head".
     dropout: the share of attention weights that training drops.
@@ -42,6 +46,8 @@ class Attention(nn.Module):
         phi: str | Phi = "relu/L",
         context_dim: int | None = None,
         qk_norm: bool = False,
+        rotary: bool = False,
+        joined_norm: Literal["rela"] | None = None,
         gate: Gate | None = None,
         bias: bool = True,
         learned_gain: Learned | None = None,
@@ -54,11 +60,18 @@ class Attention(nn.Module):
             raise ValueError(f"dim={dim} must be a positive multiple of heads={heads}.")
         if gate is not None and gate not in GATES:
             raise ValueError(f"gate={gate!r} is unknown; choose one of {', '.join(GATES)}, or None for no gate.")
+        if joined_norm not in ("rela", None):
+            raise ValueError(f'joined_norm={joined_norm!r} must be "rela", or None for no norm.')
+        if rotary and (context_dim is not None or dim // heads % 2):
+            raise ValueError(
+                "rotary=True needs self-attention, whose queries and keys share their positions, and an even head "
+                f"dimension; got context_dim={context_dim}, dim={dim} and heads={heads}."
+            )
         if not 0 <= dropout <= 1:
             raise ValueError(f"dropout={dropout!r} must be a probability, from 0 to 1.")
         self.dim, self.heads, self.context_dim = dim, heads, context_dim
         self.phi, self.dropout, self.backend = Phi.parse(phi), dropout, backend
-        self.gate_kind = gate
+        self.gate_kind, self.rotary = gate, rotary
 
         if context_dim is None:
             self.qkv = Linear(dim, 3 * dim, bias)
@@ -67,6 +80,7 @@ class Attention(nn.Module):
             self.kv = Linear(context_dim, 2 * dim, bias)
         self.query_norm = nn.LayerNorm(dim // heads, eps=1e-6, bias=False) if qk_norm else None
         self.key_norm = nn.LayerNorm(dim // heads, eps=1e-6, bias=False) if qk_norm else None
+        self.joined_norm = GatedRMSNorm(dim) if joined_norm is not None else None
         self.gate = Linear(dim, dim) if gate is not None else None
         self.gain = self._learned("learned_gain", learned_gain)
         self.alpha = self._learned("learned_alpha", learned_alpha)
@@ -78,10 +92,10 @@ class Attention(nn.Module):
             return None
         if per not in ("layer", "head"):
             raise ValueError(f'{name}={per!r} must be "layer", "head" or None.')
-        if self.phi.activation == SOFTMAX:
+        if self.phi.activation in ROW_MAPS:
             raise ValueError(
-                f'{name}={per!r} needs a φ with a gain and a power of L, but phi="softmax" normalises each row itself. '
-                'Use a pointwise φ such as "relu/L".'
+                f'{name}={per!r} needs a φ with a gain and a power of L, but phi="{self.phi}" normalises each row '
+                'itself. Use a pointwise φ such as "relu/L".'
             )
         return nn.Parameter(torch.empty(self.heads if per == "head" else 1))
 
@@ -94,13 +108,16 @@ class Attention(nn.Module):
                     nn.init.xavier_uniform_(matrix)
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
+        if self.joined_norm is not None:
+            self.joined_norm.reset_parameters()
         if self.gain is not None:
             nn.init.constant_(self.gain, self.phi.gain)
         if self.alpha is not None:
             nn.init.constant_(self.alpha, self.phi.alpha)
 
     def extra_repr(self) -> str:
-        settings = {"phi": str(self.phi), "gate": self.gate_kind, "backend": self.backend}
+        rotary = True if self.rotary else None
+        settings = {"phi": str(self.phi), "rotary": rotary, "gate": self.gate_kind, "backend": self.backend}
         given = "".join(f", {name}={value!r}" for name, value in settings.items() if value is not None)
         return f"{self.dim}, heads={self.heads}{given}" + (f", dropout={self.dropout}" if self.dropout else "")
 
@@ -119,7 +136,7 @@ class Attention(nn.Module):
         attn_mask: as in nomax.attention, broadcast to [B, heads, L, keys]; with a cache, keys are all those so far.
         is_causal: a position sees itself and those before, including what is in the cache.
         cache: keeps keys and values between calls. Cross-attention computes them in the first call only.
-        return_rows: return also each query's sum and entropy of weights, [B, heads, L] each.
+        return_rows: return also each query's sum and entropy of weights, [B, heads, L] each (see `penalties`).
         """
         query, key, value = self._project(x, context, cache)
         if is_causal and cache is not None:
@@ -127,6 +144,8 @@ class Attention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         heads, rows = self._attend(query, key, value, attn_mask, is_causal, dropout, return_rows)
         joined = heads.transpose(1, 2).flatten(2)  # a view: attention's results lie as [B, L, H, D] in memory
+        if self.joined_norm is not None:
+            joined = self.joined_norm(joined)
         if self.gate is not None and self.gate_kind is not None:
             joined = joined * GATES[self.gate_kind](self.gate(x))
         out: Tensor = self.out(joined)
@@ -146,6 +165,17 @@ class Attention(nn.Module):
         unit = torch.eye(keys, dtype=query.dtype, device=query.device).expand(*key.shape[:2], keys, keys)
         return self._attend(query, key, unit, attn_mask, is_causal, 0.0, False)[0]
 
+    def visible(
+        self, x: Tensor, context: Tensor | None = None, *, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """How many keys each position of x may see in forward, broadcasting to [B, heads, L], for `penalties`."""
+        # Only sizes matter, so one dimension of x stands in for queries, and one of its own or of context for keys.
+        query, key = (
+            y.detach()[..., :1].unsqueeze(1).expand(-1, self.heads, -1, -1)
+            for y in (x, x if context is None else context)
+        )
+        return visible_keys(query, key, attn_mask, is_causal)
+
     def _project(self, x: Tensor, context: Tensor | None, cache: KeyValueCache | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [B, H, L, D], as strided views of the projections: nothing is copied."""
         _check("x", x, self.dim)
@@ -157,6 +187,9 @@ class Attention(nn.Module):
                 )
             query, key, value = self.qkv(x).unflatten(-1, (3, *shape)).unbind(2)
             query, key, value = _heads(query, self.query_norm), _heads(key, self.key_norm), _heads(value)
+            if self.rotary:
+                turn = angles(0 if cache is None else cache.length, x.shape[1], shape[1], query)
+                query, key = rotate(query, *turn), rotate(key, *turn)
             return (query, key, value) if cache is None else (query, *cache.append(key, value))
 
         query = _heads(self.q(x).unflatten(-1, shape), self.query_norm)
@@ -218,8 +251,10 @@ class Attention(nn.Module):
 
 
 def _scaled_rows(rows: Rows, factor: Tensor) -> Rows:
-    """The rows of weights that are `factor` times as large; a negative factor leaves them without an entropy (NaN)."""
-    logarithm = torch.where(factor == 0, 1, factor).log()
+    """The rows of weights that are `factor` times as large."""
+    # Negative weights have no entropy. -Σ a·log|a| stands in for it, so that a loss made of it survives a learned gain
+    # that strays below zero.
+    logarithm = torch.where(factor == 0, 1, factor).abs().log()
     return Rows(factor * rows.sum, factor * (rows.entropy - logarithm * rows.sum))
 
 

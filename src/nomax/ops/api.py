@@ -12,7 +12,6 @@ from nomax.ops.inputs import (
     canonical_mask,
     check_numbers,
     check_offsets,
-    check_phi,
     check_tensors,
 )
 from nomax.ops.rows import Rows
@@ -66,7 +65,8 @@ def attention(
     """Attend without softmax: out_i = c_i · Σ_j h(q_i·k_j·scale + bias_ij + shift)·v_j over the keys j that i may see.
 
     The arguments and their meaning are those of `torch.nn.functional.scaled_dot_product_attention`. `phi` says how
-    scores become weights: "relu/L", "sigmoid(x-log L)", ... (see `nomax.Phi`), or "softmax", PyTorch's own operation.
+    scores become weights: "relu/L", "sigmoid(x-log L)", ... (see `nomax.Phi`), "softmax", PyTorch's own operation, or
+    "sparsemax" and "entmax15", which need the entmax package.
 
     attn_mask: boolean (True = may look) or float (added to the scores; -inf or the dtype's minimum = may not look).
     backend: None chooses what serves these inputs (`nomax.explain` tells which); "cpu" or "reference" insists.
@@ -81,7 +81,7 @@ def attention(
 
     phi = Phi.parse(phi)
     check_numbers(dropout_p, scale)
-    check_phi(phi, backend, return_rows)
+    backends.check(phi, backend, return_rows)
     q, k, v, leading = canonical(query, key, value, enable_gqa)
     mask, diagonal = canonical_mask(attn_mask, is_causal, q, k, leading)
 
@@ -89,7 +89,7 @@ def attention(
         out = F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
-        rows = softmax.rows(q, k, mask, diagonal, scale) if return_rows else None
+        rows = softmax.rows(softmax.weights(SOFTMAX, q, k, mask, diagonal, scale)) if return_rows else None
     else:
         out, rows = backends.run(backend, q, k, v, mask, diagonal, None, None, phi, dropout_p, scale, return_rows)
         if leading is not None:
@@ -156,7 +156,7 @@ def varlen_attention(
     """
     phi = Phi.parse(phi)
     check_numbers(dropout_p, scale)
-    check_phi(phi, backend, return_rows)
+    backends.check(phi, backend, return_rows)
     check_tensors(query, key, value, rank=3)
     check_offsets("cu_seqlens_q", cu_seqlens_q, query.shape[0], "query")
     check_offsets("cu_seqlens_k", cu_seqlens_k, key.shape[0], "key")
@@ -168,13 +168,9 @@ def varlen_attention(
     q, k, v = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))
     q, k, v, _ = canonical(q, k, v, enable_gqa)
     diagonal = 0 if is_causal else None
-
-    if phi.activation == SOFTMAX:
-        out, rows = softmax.attend_packed(q, k, v, cu_seqlens_q, cu_seqlens_k, diagonal, dropout_p, scale, return_rows)
-    else:
-        out, rows = backends.run(
-            backend, q, k, v, None, diagonal, cu_seqlens_q, cu_seqlens_k, phi, dropout_p, scale, return_rows
-        )
+    out, rows = backends.run(
+        backend, q, k, v, None, diagonal, cu_seqlens_q, cu_seqlens_k, phi, dropout_p, scale, return_rows
+    )
     out = out[0].transpose(0, 1)
     return out if rows is None else (out, Rows(*(row[0].transpose(0, 1) for row in rows)))
 

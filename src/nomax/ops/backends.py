@@ -7,10 +7,11 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from nomax.ops import cpu, reference, scaling
+from nomax.ops import cpu, reference, scaling, softmax
 from nomax.ops.build import BuildError
+from nomax.ops.inputs import check_rows
 from nomax.ops.rows import Rows, from_sums
-from nomax.phi import Phi
+from nomax.phi import ROW_MAPS, Phi
 
 BACKENDS: dict[str, ModuleType] = {"reference": reference, "cpu": cpu}
 
@@ -32,7 +33,21 @@ def run(
     scale: float | None,
     return_rows: bool,
 ) -> tuple[Tensor, Rows | None]:
-    """Run a pointwise φ on canonical inputs, on the backend asked for or the best one."""
+    """Run φ on canonical inputs, on the backend asked for or the best one."""
+    if phi.activation in ROW_MAPS:
+        return softmax.attend(
+            phi.activation,
+            query,
+            key,
+            value,
+            mask,
+            diagonal,
+            query_offsets,
+            key_offsets,
+            dropout_p,
+            scale,
+            return_rows,
+        )
     chosen = choose(backend, query, key, value, mask)
     gain, shift, row_gain, row_shift = scaling.factors(phi, query, key, mask, diagonal, query_offsets, key_offsets)
     # Drawn from PyTorch's CPU generator whatever the device, so that torch.manual_seed fixes it on every backend.
@@ -76,6 +91,18 @@ def run(
             return_rows,
         )
     return out, from_sums(row_sum, row_log, gain if row_gain is None else row_gain) if return_rows else None
+
+
+def check(phi: Phi, backend: str | None, return_rows: bool) -> None:
+    """Check what φ allows."""
+    if phi.activation not in ROW_MAPS:
+        if return_rows:
+            check_rows(phi)
+    elif backend is not None:
+        raise ValueError(
+            f'backend={backend!r} does not apply to phi="{phi}", which runs on {softmax.runs_on(phi.activation)}. '
+            "Leave backend=None."
+        )
 
 
 def choose(backend: str | None, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> str:

@@ -4,18 +4,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from nomax.ops import backends, cpu, visible
+from nomax.ops import backends, cpu, softmax, visible
 from nomax.ops.build import BuildError
-from nomax.ops.inputs import canonical, canonical_mask, check_numbers, check_phi
+from nomax.ops.inputs import canonical, canonical_mask, check_numbers
 from nomax.ops.scaling import default_scale
-from nomax.phi import MINUS_LOG_L, SOFTMAX, Phi
+from nomax.phi import MINUS_LOG_L, ROW_MAPS, SOFTMAX, Phi
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """What a call of `attention` would run. Print it."""
 
-    backend: str  # "cpu" or "reference"; "torch" for softmax
+    backend: str  # "cpu" or "reference"; "torch" for softmax, "entmax" for sparsemax and entmax15
     reasons: dict[str, list[str]]  # for each other backend, why it will not run
     text: str
 
@@ -43,13 +43,14 @@ def explain(
     """
     phi = Phi.parse(phi)
     check_numbers(dropout_p, scale)
-    check_phi(phi, backend, return_rows)
+    backends.check(phi, backend, return_rows)
     query, key, value, leading = canonical(query, key, value, enable_gqa)
     mask, diagonal = canonical_mask(attn_mask, is_causal, query, key, leading)
     scale = default_scale(query) if scale is None else scale
-    if phi.activation == SOFTMAX:
-        chosen, runs_on = "torch", "PyTorch's scaled_dot_product_attention"
-        reasons = {name: ["softmax is not pointwise"] for name in backends.BACKENDS}
+    if phi.activation in ROW_MAPS:
+        softmax.row_map(phi.activation)  # says what is missing, if something is
+        chosen, runs_on = "torch" if phi.activation == SOFTMAX else "entmax", softmax.runs_on(phi.activation)
+        reasons = {name: [f"{phi} is not pointwise"] for name in backends.BACKENDS}
     else:
         chosen, reasons = _choice(backend, query, key, value, mask)
         runs_on = f"the {chosen} backend" + (f", {cpu.instruction_set()} kernels" if chosen == "cpu" else "")
@@ -86,8 +87,8 @@ def _formula(phi: Phi, scale: float, mask: Tensor | None) -> str:
     bias = " + mask_ij" if mask is not None and mask.dtype.is_floating_point else ""
     shift = " - log L" if phi.shift == MINUS_LOG_L else f" {phi.shift:+g}" if phi.shift else ""
     score = f"{scale:g}·q_i·k_j{bias}{shift}"
-    if phi.activation == SOFTMAX:
-        return f"out_i = Σ_j softmax_j({score})·v_j"
+    if phi.activation in ROW_MAPS:
+        return f"out_i = Σ_j {phi}_j({score})·v_j"
     gain = "" if phi.gain == 1 else f"{phi.gain:g} · "
     power = "" if phi.alpha == 0 else f"L^{-phi.alpha:g} · "
     return f"out_i = {gain}{power}Σ_j {phi.activation}({score})·v_j"
@@ -117,7 +118,7 @@ def _memory(chosen: str, query: Tensor, key: Tensor, value: Tensor) -> str:
     (batches, heads, queries, dimension), keys = query.shape, key.shape[2]
     size = _bytes(batches * heads * queries * keys * query.element_size())
     matrix = f"the {batches}×{heads}×{queries}×{keys} matrix of weights, {size}"
-    if chosen == "reference":
+    if chosen in ("reference", "entmax"):
         return f"holds {matrix}, two to three times, and keeps it for the backward pass"
     if chosen == "torch":
         return f"PyTorch decides whether to hold {matrix}"

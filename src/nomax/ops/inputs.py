@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nomax.ops.visible import hidden
-from nomax.phi import ACTIVATIONS, SOFTMAX, Phi
+from nomax.phi import ACTIVATIONS, Phi
 
 
 def canonical(
@@ -118,15 +118,9 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor, rank: int | None = 
         )
 
 
-def check_phi(phi: Phi, backend: str | None, return_rows: bool) -> None:
-    """Check what φ allows."""
-    if phi.activation == SOFTMAX:
-        if backend is not None:
-            raise ValueError(
-                f'backend={backend!r} does not apply to phi="softmax", which runs on PyTorch\'s own operation. '
-                "Leave backend=None."
-            )
-    elif return_rows and (phi.gain < 0 or not ACTIVATIONS[phi.activation].nonnegative):
+def check_rows(phi: Phi) -> None:
+    """Check that φ has rows to return: an entropy needs weights that are never negative."""
+    if phi.gain < 0 or not ACTIVATIONS[phi.activation].nonnegative:
         allowed = ", ".join(name for name, activation in ACTIVATIONS.items() if activation.nonnegative)
         raise ValueError(
             f"return_rows=True needs weights that are never negative, to have an entropy; phi={str(phi)!r} can make "

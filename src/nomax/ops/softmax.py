@@ -1,6 +1,8 @@
-"""Softmax attention, the peer: PyTorch's own operation, with row statistics beside it."""
+"""The peers, which map a whole row of scores: softmax, by PyTorch's own operation, and the entmax package's maps."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from importlib import import_module
 from itertools import pairwise
 
 import torch
@@ -10,50 +12,96 @@ from torch import Tensor
 from nomax.ops.inputs import autocasts
 from nomax.ops.rows import Rows
 from nomax.ops.scaling import default_scale
-from nomax.ops.visible import below, wide
+from nomax.ops.visible import below, hidden, wide
+from nomax.phi import SOFTMAX
 
 
-def attend_packed(
-    query: Tensor,  # [1, H, T, D]
+def attend(
+    name: str,
+    query: Tensor,  # [B, H, Lq, D]
     key: Tensor,
     value: Tensor,
-    query_offsets: Tensor,
-    key_offsets: Tensor,
+    mask: Tensor | None,
     diagonal: int | None,
+    query_offsets: Tensor | None,
+    key_offsets: Tensor | None,
     dropout_p: float,
     scale: float | None,
     return_rows: bool,
 ) -> tuple[Tensor, Rows | None]:
-    """Run PyTorch's operation on one packed sequence after the other."""
-    # An empty part first, so that no sequences at all are as good as several.
-    outs = [query.new_zeros(*query.shape[:2], 0, value.shape[3])]
-    statistics = [rows(query[:, :, :0], key[:, :, :0], None, None, scale)]
-    for (q0, q1), (k0, k1) in zip(pairwise(query_offsets.tolist()), pairwise(key_offsets.tolist()), strict=True):
-        q, k, v = query[:, :, q0:q1], key[:, :, k0:k1], value[:, :, k0:k1]
-        outs.append(
-            F.scaled_dot_product_attention(
-                q, k, v, None, dropout_p, is_causal=diagonal is not None, scale=scale, enable_gqa=True
+    """Attend with a row map; packed sequences one after the other."""
+    if query_offsets is None or key_offsets is None:
+        if name == SOFTMAX:
+            causal = diagonal is not None
+            out = F.scaled_dot_product_attention(
+                query, key, value, mask, dropout_p, is_causal=causal, scale=scale, enable_gqa=True
             )
-        )
-        if return_rows:
-            statistics.append(rows(q, k, None, diagonal, scale))
-    joined = Rows(*(torch.cat(parts, dim=2) for parts in zip(*statistics, strict=True)))
-    return torch.cat(outs, dim=2), joined if return_rows else None
+            return out, rows(weights(name, query, key, mask, diagonal, scale)) if return_rows else None
+        found = weights(name, query, key, mask, diagonal, scale)
+        # The matrix is there anyway, and so is float32, which costs less than half precision does on most CPUs.
+        with _as_it_is(query):
+            wider = value.to(found.dtype).repeat_interleave(query.shape[1] // max(value.shape[1], 1), dim=1)
+            out = F.dropout(found, dropout_p) @ wider
+        return out.to(query.dtype), rows(found) if return_rows else None
+
+    # An empty part first, so that no sequences at all are as good as several.
+    none = (query[:, :, :0], key[:, :, :0], value[:, :, :0])
+    parts = [none] + [
+        (query[:, :, q0:q1], key[:, :, k0:k1], value[:, :, k0:k1])
+        for (q0, q1), (k0, k1) in zip(pairwise(query_offsets.tolist()), pairwise(key_offsets.tolist()), strict=True)
+    ]
+    found_parts = [attend(name, *part, None, diagonal, None, None, dropout_p, scale, return_rows) for part in parts]
+    outs, statistics = zip(*found_parts, strict=True)
+    joined = Rows(*(torch.cat(each, dim=2) for each in zip(*statistics, strict=True))) if return_rows else None
+    return torch.cat(outs, dim=2), joined
 
 
-def rows(query: Tensor, key: Tensor, mask: Tensor | None, diagonal: int | None, scale: float | None) -> Rows:
-    """Return the rows of the softmax weights, from the whole matrix of them."""
+def weights(
+    name: str, query: Tensor, key: Tensor, mask: Tensor | None, diagonal: int | None, scale: float | None
+) -> Tensor:
+    """The whole matrix of weights [B, H, Lq, Lk], in at least float32; zero where a query sees no key."""
     key = key.repeat_interleave(query.shape[1] // max(key.shape[1], 1), dim=1)
     scale = default_scale(query) if scale is None else scale
-    device = query.device.type
-    with torch.autocast(device, enabled=False) if autocasts(device) else nullcontext():
+    with _as_it_is(query):
         scores = query.to(wide(query)) @ key.to(wide(query)).transpose(-2, -1) * scale
     if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        if mask.dtype == torch.bool:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        else:
+            # PyTorch's softmax hides a key with -inf alone; ours, as everywhere, with the dtype's minimum too.
+            scores = scores + (mask if name == SOFTMAX else mask.masked_fill(hidden(mask), -torch.inf))
     if diagonal is not None:
         scores = scores.masked_fill(~below(diagonal, scores.shape[-2], scores.shape[-1], scores.device), -torch.inf)
-    # PyTorch's operation returns zero, not NaN, for a query that sees no key; so do the statistics.
+    # PyTorch's operation returns zero, not NaN, for a query that sees no key; so do the others and the statistics.
     sees_none = scores.isneginf().all(-1, keepdim=True)
-    weights = scores.masked_fill(sees_none, 0).softmax(-1).masked_fill(sees_none, 0)
+    if not scores.numel():
+        return scores
+    return row_map(name)(scores.masked_fill(sees_none, 0)).masked_fill(sees_none, 0)
+
+
+def rows(weights: Tensor) -> Rows:
+    """The sum and the entropy of each row of weights."""
     positive = torch.where(weights > 0, weights, 1)
     return Rows(weights.sum(-1), -(positive * positive.log()).sum(-1))
+
+
+def row_map(name: str) -> Callable[[Tensor], Tensor]:
+    """The map from rows of scores, -inf where a key is hidden, to rows of weights."""
+    if name == SOFTMAX:
+        return lambda scores: scores.softmax(-1)
+    try:
+        # The package calls its functions as φ does: sparsemax, entmax15.
+        return getattr(import_module("entmax"), name)
+    except ImportError as error:
+        raise ImportError(f"phi={name!r} needs the entmax package: pip install 'nomax[text]'") from error
+
+
+def runs_on(name: str) -> str:
+    """What computes the map, in words."""
+    return "PyTorch's scaled_dot_product_attention" if name == SOFTMAX else f"the entmax package's {name}"
+
+
+def _as_it_is(query: Tensor) -> torch.autocast | nullcontext[None]:
+    """Products in the precision of their inputs, also under autocast."""
+    device = query.device.type
+    return torch.autocast(device, enabled=False) if autocasts(device) else nullcontext()

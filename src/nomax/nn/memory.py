@@ -1,0 +1,220 @@
+"""A feed-forward layer as a memory of learned slots: φ(x·Kᵀ)·V.
+
+n tokens (all the leading dimensions of x in one) and S slots, both of them `dim` wide.
+"""
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from nomax.nn.linear import SLOW
+from nomax.ops.inputs import autocasts
+from nomax.ops.visible import wide
+from nomax.phi import ACTIVATIONS, MINUS_LOG_L, ROW_MAPS, SOFTMAX, Phi
+
+# As many weights (64 MB in float32) are kept for the backward pass, as by any feed-forward layer. More of them are
+# computed again there, block by block, which makes seven products of n × S × dim out of six.
+KEPT = 2**24
+# As many weights make up a block: what happens between its products then stays in the cache, and that pays for most of
+# the seventh. Blocks narrower than this would slow the products down.
+BLOCK, NARROWEST = 2**20, 512
+
+
+class Memory(nn.Module):
+    """Look tokens up in a memory of learned keys and values: φ(x·Kᵀ)·V, with no 1/√dim on the scores.
+
+    phi: "relu" is the ordinary feed-forward layer, Linear–ReLU–Linear without biases; "softmax" the classic memory. Any
+        pointwise φ will do; its L is the number of slots.
+    norm: LayerNorm of what was found.
+    block: how many slots to compute at a time; None chooses blocks that keep the memory needed small.
+
+    keys and values, [slots, dim] each, start Xavier-uniform, as the two matrices of a feed-forward layer do.
+    """
+
+    def __init__(
+        self, dim: int, slots: int, *, phi: str | Phi = "relu", norm: bool = False, block: int | None = None
+    ) -> None:
+        super().__init__()
+        for name, value in (("dim", dim), ("slots", slots), ("block", 1 if block is None else block)):
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name}={value!r} must be an integer of at least 1.")
+        self.dim, self.slots, self.phi, self.block = dim, slots, Phi.parse(phi), block
+        if self.phi.activation in ROW_MAPS and self.phi.activation != SOFTMAX:
+            raise ValueError(
+                f'phi="{self.phi}" needs all slots at once, which a memory never has. Use "softmax", or a pointwise φ '
+                'such as "relu".'
+            )
+        self.keys = nn.Parameter(torch.empty(slots, dim))
+        self.values = nn.Parameter(torch.empty(slots, dim))
+        self.norm = nn.LayerNorm(dim, eps=1e-6) if norm else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Xavier-uniform keys and values; a norm that only normalises."""
+        nn.init.xavier_uniform_(self.keys)
+        nn.init.xavier_uniform_(self.values)
+        if self.norm is not None:
+            self.norm.reset_parameters()
+
+    def extra_repr(self) -> str:
+        block = "" if self.block is None else f", block={self.block}"
+        return f"{self.dim}, slots={self.slots}, phi={str(self.phi)!r}{block}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Look up x [..., dim], and return [..., dim]."""
+        self._check(x)
+        given, dtype = _precisions(x)
+        with torch.autocast(x.device.type, enabled=False) if autocasts(x.device.type) else nullcontext():
+            tokens, keys, values = (y.to(dtype) for y in (x.reshape(-1, self.dim), self.keys, self.values))
+            out = self._look_up(tokens, keys, values).to(given).reshape(x.shape)
+        return out if self.norm is None else self.norm(out)
+
+    def weights(self, x: Tensor) -> Tensor:
+        """The weights φ(x·Kᵀ) themselves, [..., slots], for looking at: all of them at once, so of a few tokens."""
+        self._check(x)
+        scores = x @ self.keys.T
+        if self.phi.activation == SOFTMAX:
+            return scores.softmax(-1)
+        factor, shift = _constants(self.phi, self.slots)
+        return factor * ACTIVATIONS[self.phi.activation].value(scores + shift)
+
+    def _look_up(self, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        block = self._block(len(x))
+        if self.phi.activation == SOFTMAX:
+            if block >= self.slots:
+                return _scores(x, keys).softmax(-1).to(x.dtype) @ values
+            return _Softmax.apply(x, keys, values, block)
+        factor, shift = _constants(self.phi, self.slots)
+        if block >= self.slots:
+            weights = ACTIVATIONS[self.phi.activation].value(_scores(x, keys, shift))
+            out = weights.to(x.dtype) @ values
+        else:
+            out = _Pointwise.apply(x, keys, values, block, self.phi.activation, shift)
+        return out if factor == 1 else out * factor
+
+    def _block(self, tokens: int) -> int:
+        if self.block is not None:
+            return self.block
+        return self.slots if tokens * self.slots <= KEPT else max(BLOCK // tokens, NARROWEST)
+
+    def _check(self, x: Tensor) -> None:
+        if x.dim() < 1 or x.shape[-1] != self.dim:
+            raise ValueError(f"x must be [..., {self.dim}], got {list(x.shape)}.")
+
+
+class _Pointwise(torch.autograd.Function):
+    """h(x·Kᵀ + shift)·V in blocks of slots."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keys: Tensor, values: Tensor, block: int, activation: str, shift: float) -> Tensor:
+        ctx.save_for_backward(x, keys, values)
+        ctx.settings = block, activation, shift
+        out = torch.zeros_like(x, dtype=wide(x))
+        for key, value in zip(keys.split(block), values.split(block), strict=True):
+            _add_product(out, ACTIVATIONS[activation].value(_scores(x, key, shift)).to(x.dtype), value)
+        return out.to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, keys, values = ctx.saved_tensors
+        block, activation, shift = ctx.settings
+        h = ACTIVATIONS[activation]
+
+        def step(scores: Tensor, grad_weights: Tensor) -> tuple[Tensor, Tensor]:
+            return h.value(scores), grad_weights.mul_(h.derivative(scores))
+
+        return *_gradients(x, keys, values, grad, block, shift, step), None, None, None
+
+
+class _Softmax(torch.autograd.Function):
+    """softmax(x·Kᵀ)·V in blocks of slots: a running maximum and sum, and what was found rescaled as they change."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keys: Tensor, values: Tensor, block: int) -> Tensor:
+        out = torch.zeros_like(x, dtype=wide(x))
+        total = out.new_zeros(len(x), 1)
+        highest = torch.full_like(total, -torch.inf)
+        for key, value in zip(keys.split(block), values.split(block), strict=True):
+            scores = _scores(x, key)
+            higher = torch.maximum(highest, scores.amax(-1, keepdim=True))
+            weights = scores.sub_(higher).exp_()
+            rescale = (highest - higher).exp_()
+            total = total * rescale + weights.sum(-1, keepdim=True)
+            _add_product(out.mul_(rescale), weights.to(x.dtype), value)
+            highest = higher
+        out /= total
+        ctx.save_for_backward(x, keys, values, out, highest + total.log())
+        ctx.block = block
+        return out.to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, keys, values, out, log_total = ctx.saved_tensors
+        mean = (grad * out).sum(-1, keepdim=True)  # of the weights' gradients, which softmax takes off each of them
+
+        def step(scores: Tensor, grad_weights: Tensor) -> tuple[Tensor, Tensor]:
+            weights = scores.sub_(log_total).exp_()
+            return weights, grad_weights.sub_(mean).mul_(weights)
+
+        return *_gradients(x, keys, values, grad, ctx.block, 0.0, step), None
+
+
+def _gradients(
+    x: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    grad: Tensor,
+    block: int,
+    shift: float,
+    step: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x, keys and values, from blocks of scores computed again.
+
+    step: makes the weights and the gradients of the scores out of the scores and the gradients of the weights.
+    """
+    grad = grad.contiguous()  # one copy instead of several in every block, where it is an expanded number
+    grad_x = torch.zeros_like(x, dtype=wide(x))
+    grad_keys, grad_values = torch.empty_like(keys), torch.empty_like(values)
+    for start in range(0, len(keys), block):
+        part = slice(start, start + block)
+        key, value = keys[part], values[part]
+        found = step(_scores(x, key, shift), (grad @ value.T).to(wide(x)))
+        weights, grad_scores = (each.to(x.dtype) for each in found)
+        torch.mm(weights.T, grad, out=grad_values[part])
+        torch.mm(grad_scores.T, x, out=grad_keys[part])
+        _add_product(grad_x, grad_scores, key)
+    return grad_x.to(x.dtype), grad_keys, grad_values
+
+
+def _scores(x: Tensor, keys: Tensor, shift: float = 0.0) -> Tensor:
+    scores = (x @ keys.T).to(wide(x))
+    return scores + shift if shift else scores
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:  # half precision, of which the sum is kept in float32
+        total += left @ right
+
+
+def _constants(phi: Phi, slots: int) -> tuple[float, float]:
+    """The factor gain · L^-alpha and the shift of a pointwise φ, whose L is the number of slots if not a fixed one."""
+    length = phi.length if isinstance(phi.length, int) else slots
+    shift = -math.log(length) if phi.shift == MINUS_LOG_L else phi.shift
+    return phi.gain * length**-phi.alpha, float(shift)
+
+
+def _precisions(x: Tensor) -> tuple[torch.dtype, torch.dtype]:
+    """The dtype of the result, and the one to compute in: float32 on a CPU that crawls in half precision."""
+    device = x.device.type
+    casts = autocasts(device) and x.dtype != torch.float64
+    given = torch.get_autocast_dtype(device) if casts else x.dtype
+    return given, torch.float32 if x.is_cpu and given in SLOW else given

@@ -1,0 +1,194 @@
+"""nn.Memory against a feed-forward layer and its formula, and its blocks against the whole."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nomax.nn import Memory, memory
+
+PHIS = ("relu", "softmax", "gelu", "relu2/L^2", "1.5*softplus(x-0.3)/L^0.5", "sigmoid(x-log L)", "relu/L, L=7")
+
+
+def formula(module: Memory, x: Tensor) -> Tensor:
+    """φ of the scores in float64, from the definition."""
+    scores, slots = x.double() @ module.keys.double().T, module.slots
+    return {
+        "relu": lambda: scores.clamp(min=0),
+        "softmax": lambda: scores.exp() / scores.exp().sum(-1, keepdim=True),
+        "gelu": lambda: scores * 0.5 * torch.erfc(-scores / math.sqrt(2)),
+        "relu2/L^2": lambda: scores.clamp(min=0) ** 2 / slots**2,
+        "1.5*softplus(x-0.3)/L^0.5": lambda: 1.5 * torch.log1p((scores - 0.3).exp()) / math.sqrt(slots),
+        "sigmoid(x-log L)": lambda: 1 / (1 + slots * (-scores).exp()),
+        "relu/L, L=7": lambda: scores.clamp(min=0) / 7,
+    }[str(module.phi)]()
+
+
+@pytest.mark.parametrize("block", [None, 5, 16, 32])
+def test_a_relu_memory_is_linear_relu_linear_weight_for_weight(block: int | None) -> None:
+    ours = Memory(12, 32, block=block).double()
+    theirs = nn.Sequential(nn.Linear(12, 32, bias=False), nn.ReLU(), nn.Linear(32, 12, bias=False)).double()
+    with torch.no_grad():
+        theirs[0].weight.copy_(ours.keys)
+        theirs[2].weight.copy_(ours.values.T)
+    x, weight = torch.randn(2, 7, 12, dtype=torch.float64), torch.randn(2, 7, 12, dtype=torch.float64)
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    outs = [module(y) for module, y in zip((ours, theirs), inputs, strict=True)]
+    for out in outs:
+        (out * weight).sum().backward()
+    close = torch.testing.assert_close
+    close(outs[0], outs[1])
+    close(inputs[0].grad, inputs[1].grad)
+    close(ours.keys.grad, theirs[0].weight.grad)
+    close(ours.values.grad, theirs[2].weight.grad.T)
+
+
+@pytest.mark.parametrize("block", [None, 3])
+@pytest.mark.parametrize("phi", PHIS)
+def test_every_phi_is_its_formula_with_the_slots_as_its_length(phi: str, block: int | None) -> None:
+    module, x = Memory(6, 10, phi=phi, block=block), 2 * torch.randn(3, 5, 6)
+    weights = formula(module, x)
+    torch.testing.assert_close(module.weights(x).double(), weights, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(module(x).double(), weights @ module.values.double(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("phi", ["softmax", "gelu", "1.5*softplus(x-0.3)/L^0.5", "cube"])
+def test_the_gradients_of_blocks_are_right(phi: str) -> None:
+    module = Memory(4, 7, phi=phi, block=3).double()
+
+    def call(x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        return torch.func.functional_call(module, {"keys": keys, "values": values}, x)
+
+    leaves = [x.detach().clone().requires_grad_() for x in (torch.randn(5, 4).double(), module.keys, module.values)]
+    assert torch.autograd.gradcheck(call, leaves)
+
+
+def test_softmax_blocks_stand_scores_that_would_overflow_and_maxima_that_come_late() -> None:
+    module, x = Memory(4, 12, phi="softmax", block=5), 300 * torch.randn(6, 4)
+    with torch.no_grad():
+        module.keys[-1] = x[0]  # by far the best match of the first token, in the last block
+    x.requires_grad_()
+    out = module(x)
+    whole = torch.softmax(x.double() @ module.keys.double().T, -1) @ module.values.double()
+    torch.testing.assert_close(out.double(), whole, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(out[0], module.values[-1])
+    out.sum().backward()
+    for tensor in (x, module.keys, module.values):
+        assert tensor.grad.isfinite().all()
+
+
+def test_the_norm_is_a_layer_norm_of_what_was_found() -> None:
+    module, x = Memory(8, 20, phi="softmax", norm=True), torch.randn(3, 8)
+    assert {name: list(p.shape) for name, p in module.named_parameters()} == {
+        "keys": [20, 8], "values": [20, 8], "norm.weight": [8], "norm.bias": [8],
+    }  # fmt: skip
+    with torch.no_grad():
+        module.norm.weight.normal_()
+        module.norm.bias.normal_()
+    found = formula(module, x) @ module.values.double()
+    centred = found - found.mean(-1, keepdim=True)
+    normal = centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    torch.testing.assert_close(
+        module(x).double(), normal * module.norm.weight.double() + module.norm.bias.double(), rtol=1e-4, atol=1e-4
+    )
+
+
+class Sizes(TorchDispatchMode):
+    """The number of elements of the largest new tensor, and how many products of matrices there were."""
+
+    largest = products = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.products += func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.addmm_)
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, Tensor):
+                self.largest = max(self.largest, tensor.numel())
+        return out
+
+
+@pytest.mark.parametrize("phi", ["relu", "softmax", "2*gelu/L^0.5"])
+def test_a_large_memory_never_makes_all_weights_at_once(phi: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # All limits, and the memory, smaller than in use, so that the test is quick.
+    monkeypatch.setattr(memory, "KEPT", 2**24 // 128)
+    monkeypatch.setattr(memory, "BLOCK", 2**21 // 128)
+    monkeypatch.setattr(memory, "NARROWEST", 32)
+    tokens, dim, slots = 128, 8, 4096
+    module, x = Memory(dim, slots, phi=phi), torch.randn(tokens, dim, requires_grad=True)
+    with Sizes() as sizes:
+        module(x).sum().backward()
+    assert sizes.largest == dim * slots == max(p.numel() for p in module.parameters()) == tokens * slots // 16
+    assert sizes.products == 7 * slots // 128
+
+
+def test_the_default_limits_keep_65536_slots_below_a_tenth_of_all_weights() -> None:
+    tokens, slots = 1024, 65_536
+    module = Memory(1, slots)
+    x = torch.randn(tokens, 1)
+    with torch.no_grad(), Sizes() as sizes:
+        module(x)
+    assert sizes.largest <= tokens * slots / 10
+
+
+@pytest.mark.parametrize("phi", ["relu", "softmax"])
+def test_a_small_memory_is_computed_at_once_and_no_product_twice(phi: str) -> None:
+    module, x = Memory(8, 512, phi=phi), torch.randn(100, 8, requires_grad=True)
+    with Sizes() as sizes:
+        module(x).sum().backward()
+    assert sizes.products == 6
+
+
+def test_no_tokens_are_as_good_as_some() -> None:
+    for block in (None, 3):
+        module = Memory(4, 7, phi="softmax", block=block)
+        x = torch.randn(2, 0, 4, requires_grad=True)
+        out = module(x)
+        out.sum().backward()
+        assert out.shape == (2, 0, 4)
+        assert not module.keys.grad.any()
+
+
+@pytest.mark.parametrize("block", [None, 8])
+@pytest.mark.parametrize("phi", ["relu", "softmax"])
+def test_bfloat16_by_autocast_or_by_conversion_is_the_same_to_rounding(phi: str, block: int | None) -> None:
+    module, x = Memory(16, 40, phi=phi, block=block), torch.randn(9, 16)
+    want = module(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        casted = module(x)
+        casted.float().sum().backward()
+    assert module.keys.grad.dtype == torch.float32
+    converted = module.bfloat16()(x.bfloat16())
+    assert casted.dtype == converted.dtype == torch.bfloat16
+    for got in (casted, converted):
+        assert (got - want).abs().max() < 0.03 * want.abs().max()
+
+
+def test_keys_and_values_start_xavier_uniform() -> None:
+    module = Memory(64, 200)
+    bound = math.sqrt(6 / 264)
+    for matrix in (module.keys.detach(), module.values.detach()):
+        assert 0.98 * bound < matrix.abs().max() <= bound
+        assert float(matrix.std()) == pytest.approx(bound / math.sqrt(3), rel=0.05)
+
+
+def test_what_is_printed_says_the_phi() -> None:
+    assert repr(Memory(8, 20, phi="relu2/L")) == "Memory(8, slots=20, phi='relu2/L')"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Memory(0, 4), "dim=0 must be an integer of at least 1"),
+        (lambda: Memory(4, 2.5), r"slots=2\.5"),
+        (lambda: Memory(4, 4, block=0), "block=0"),
+        (lambda: Memory(4, 4, phi="rellu"), "did you mean 'relu'"),
+        (lambda: Memory(4, 4, phi="entmax15"), 'phi="entmax15" needs all slots at once.*softmax'),
+        (lambda: Memory(4, 4)(torch.randn(2, 5)), r"x must be \[\.\.\., 4\], got \[2, 5\]"),
+        (lambda: Memory(4, 4).weights(torch.randn(5)), r"x must be \[\.\.\., 4\], got \[5\]"),
+    ],
+)
+def test_a_slip_is_answered_in_words(make, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
