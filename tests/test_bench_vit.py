@@ -105,6 +105,6 @@ def test_goals_are_judged_against_timm_by_the_best_samples() -> None:
     outcome = outcomes["S/8 float32 against timm's softmax", INFERENCE]
     assert (outcome["verdict"], outcome["worst"]) == ("met", 1.7)
     assert outcomes["S/8 bfloat16 against timm's softmax", INFERENCE]["verdict"] == "not measured"
-    run.machine = {"cpu": "a CPU", "cores": 2, "nomax_instructions": "avx2"}
+    run.machine = {"cpu": "a CPU", "cores": 2, "kernels": "avx2"}
     run.versions = {"nomax": "0", "torch": "0", "timm": "0"}
     assert "| S/8 (4 images) | float32 | inference | 2 | 2 | 1.18 | 1.70× | – | 3.40× |" in markdown(run)

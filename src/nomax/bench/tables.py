@@ -133,7 +133,7 @@ def _measured_on(results: Results) -> str:
     machine, versions = results.machine, results.versions
     threads = sorted({case.threads for case in results.cases}) or [1]
     return (
-        f"`relu/L` on {machine['cpu']} ({machine['cores']} cores, {machine['nomax_instructions']} kernels), "
+        f"`relu/L` on {machine['cpu']} ({machine['cores']} cores, {machine['kernels']} kernels), "
         f"nomax {versions['nomax']}, torch {versions['torch']}, {results.started[:10]}, "
         f"with {' / '.join(map(str, threads))} thread{'s' * (threads[-1] > 1)}. "
         "“vs” is the peer's time divided by ours, each the best of "

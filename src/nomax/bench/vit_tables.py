@@ -58,7 +58,7 @@ def markdown(results: Results) -> str:
     about, software = results.machine, results.versions
     parts.append(
         f"ViT with `relu/L` against timm's with softmax, same weights, 224 pixels, on {about['cpu']} "
-        f"({about['cores']} cores, {about['nomax_instructions']} kernels), nomax {software['nomax']}, torch "
+        f"({about['cores']} cores, {about['kernels']} kernels), nomax {software['nomax']}, torch "
         f"{software['torch']}, timm {software['timm']}, {results.started[:10]}. Images per second; “vs” is the other's "
         f"time divided by ours, each the best of {results.options['rounds']} interleaved rounds (three for calls "
         "of over 2 s, one of over 8 s). “limit” is how many times as fast as timm our model would be if attention "
