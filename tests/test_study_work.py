@@ -2,7 +2,7 @@
 
 import json
 import signal
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from nomax.study.run import Run
 from nomax.study.setup import Setup
 from nomax.study.store import Store
 from nomax.study.work import BUSY, settle
-from nomax.train import metrics
+from nomax.train import VisionConfig, metrics
 from nomax.train.stop import Stop
 
 
@@ -67,6 +67,17 @@ def test_the_key_is_of_what_is_run_and_not_of_how(setup):
     others += [setup.run("relu/L", gate="silu"), Run(run.config, ("digits",)), Run(run.config, subset="icons")]
     others += [replace(setup, **{name: 5}).run("relu/L") for name in ("steps", "batch_size", "warmup", "test_images")]
     assert len({run.key, *(other.key for other in others)}) == len(others) + 1
+
+
+def test_a_run_is_still_known_when_configurations_have_new_fields(setup):
+    @dataclass(frozen=True)
+    class Later(VisionConfig):
+        invented: float = 0.5
+
+    run = setup.run("relu/L")
+    settings = {field.name: getattr(run.config, field.name) for field in fields(run.config)}
+    assert Run(Later(**settings)).key == run.key
+    assert Run(Later(**settings, invented=1.0)).key != run.key
 
 
 def test_a_run_ends_with_an_outcome_that_says_what_the_saved_model_can_do(setup, store):

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -32,9 +33,13 @@ class Run:
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:16]
 
     def identity(self) -> dict[str, Any]:
-        """What makes this run the run it is, as JSON holds it: not how the machine does the work."""
-        plain = json.loads(loop_config.to_json(self.config))
-        config = {name: value for name, value in plain.items() if name not in self.config.MACHINE}
+        """What makes this run the run it is, as JSON holds it: not how the machine does the work.
+
+        Settings that are as a configuration has them by itself are left out, so that the runs of today are still
+        known when configurations have new fields. (Whoever changes what is there by itself makes other runs of them.)
+        """
+        plain, usual = (json.loads(loop_config.to_json(config)) for config in (self.config, type(self.config)()))
+        config = {name: value for name, value in _unusual(plain, usual).items() if name not in self.config.MACHINE}
         others = {name.name: getattr(self, name.name) for name in dataclasses.fields(self) if name.name != "config"}
         return {"config": config, **others, "probes": list(self.probes)}
 
@@ -79,6 +84,20 @@ class Run:
             "macs": self.macs,
             "train_flops": self.train_flops,
         }
+
+
+def _unusual(settings: dict[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that are not as usual."""
+    found = {}
+    for name, value in settings.items():
+        other = usual.get(name)
+        if isinstance(value, dict) and isinstance(other, dict):
+            value = _unusual(value, other)
+            if value:
+                found[name] = value
+        elif name not in usual or value != other:
+            found[name] = value
+    return found
 
 
 def label(phi: str, variant: str, qk_norm: bool, gate: str | None, seed: int) -> str:
