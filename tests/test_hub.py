@@ -168,5 +168,5 @@ def test_a_name_that_is_no_folder_is_fetched_from_the_hub(tmp_path: Path, monkey
 
 
 def test_only_our_models_are_saved(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="model must be one of ViT, got a Linear"):
+    with pytest.raises(TypeError, match="model must be one of ViT, ReLUFormer, got a Linear"):
         models.save(torch.nn.Linear(2, 2), tmp_path)

@@ -3,7 +3,18 @@
 from nomax.models.big_vision import from_big_vision
 from nomax.models.foreign import from_timm
 from nomax.models.hub import load, save
+from nomax.models.reluformer import ReLUFormer
+from nomax.models.reluformer_config import ReLUFormerConfig
 from nomax.models.vit import ViT
 from nomax.models.vit_config import ViTConfig
 
-__all__ = ["ViT", "ViTConfig", "from_big_vision", "from_timm", "load", "save"]
+__all__ = [
+    "ReLUFormer",
+    "ReLUFormerConfig",
+    "ViT",
+    "ViTConfig",
+    "from_big_vision",
+    "from_timm",
+    "load",
+    "save",
+]

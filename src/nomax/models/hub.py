@@ -15,11 +15,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import nomax
+from nomax.models.reluformer import ReLUFormer
+from nomax.models.reluformer_config import ReLUFormerConfig
 from nomax.models.vit import ViT
 from nomax.models.vit_config import ViTConfig
 
 # A new kind of model is one more row: config.json names it, the config class checks the rest of that file.
-MODELS: dict[str, tuple[type, Any]] = {"nomax-vit": (ViTConfig, ViT)}
+MODELS: dict[str, tuple[type, Any]] = {
+    "nomax-vit": (ViTConfig, ViT),
+    "nomax-reluformer": (ReLUFormerConfig, ReLUFormer),
+}
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -146,24 +151,30 @@ def _download(name: str, revision: str | None) -> Path:
 
 def _card(kind: str, settings: Mapping[str, object], model: nn.Module, card: Mapping[str, object]) -> str:
     """The model card: what the hub reads between the dashes, then what people read."""
-    phi, variant = settings["phi"], settings.get("variant", kind)
+    phi = settings["phi"]
+    title = " ".join([type(model).__name__, *([str(settings["variant"])] if "variant" in settings else [])])
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    front = {"library_name": "nomax", "tags": ["nomax", kind, "attention"]}
-    if isinstance(model, ViT):
-        front["pipeline_tag"] = "image-classification"
+    front = {"library_name": "nomax", "tags": ["nomax", kind, "attention"], "pipeline_tag": _task(model)}
     told = {"φ": f"`{phi}`", "parameters": f"{parameters:,}", **{str(key): value for key, value in card.items()}}
     rows = "".join(f"| {_cell(key)} | {_cell(_code(key, value))} |\n" for key, value in told.items())
     config = "".join(f"| {key} | `{json.dumps(value)}` |\n" for key, value in settings.items())
     # JSON is YAML, so no value can break out of the header.
     header = "".join(f"{key}: {json.dumps(value)}\n" for key, value in front.items())
     return (
-        f"---\n{header}---\n\n# {type(model).__name__} {variant} with φ = `{phi}`\n\n"
+        f"---\n{header}---\n\n# {title} with φ = `{phi}`\n\n"
         f"Attention weights are `{phi}` of the scores, in the notation of nomax.\n\n"
         f"| | |\n| --- | --- |\n{rows}\n"
         "```python\nimport nomax.models\n\n"
         'model = nomax.models.load("path of this folder, or its id on the hub")\n```\n\n'
         f"| config | |\n| --- | --- |\n{config}"
     )
+
+
+def _task(model: nn.Module) -> str:
+    """What the model does, in the words of the hub."""
+    if isinstance(model, ReLUFormer):
+        return "translation" if model.config.encoder_layers else "text-generation"
+    return "image-classification"
 
 
 def _code(key: str, value: object) -> str:

@@ -1,0 +1,243 @@
+"""Texts of a ReLUFormer: the best translations that beam search finds, and samples of a language model.
+
+B sentences, K beams: the hypotheses of a sentence that are still being extended, all of them of one length.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nomax.models.pasts import Copies, Pasts, Tree
+from nomax.models.reluformer import ReLUFormer
+
+
+class Hypothesis(NamedTuple):
+    """A translation without its tokens `begin` and `end`, and its score, which `search` explains."""
+
+    tokens: list[int]
+    score: float
+
+
+@torch.inference_mode()
+def search(
+    model: ReLUFormer,
+    source: Tensor,
+    *,
+    beams: int = 4,
+    length_penalty: float = 0.6,
+    max_length: int | None = None,
+) -> list[list[Hypothesis]]:
+    """Translate each sentence of source [B, S]: its hypotheses, at least one and at most `beams`, the best one first.
+
+    The score of a hypothesis is log p / ((5 + n) / 6)^length_penalty (Wu et al. 2016), n its tokens with `end`. What
+    comes out for a sentence does not depend on the others in the batch, but for rounding.
+
+    beams: how many hypotheses of a sentence are extended; one that ends makes room for another. 1 is greedy.
+    length_penalty: 0 compares probabilities, more favours longer translations.
+    max_length: the most tokens of a hypothesis, `end` among them, which comes there at last. None: 10 and 2 per token
+        of the source.
+
+    A sentence is done when nothing can become better than its best hypothesis, or when `beams` of them have ended.
+    """
+    _check_search(model, source, beams, length_penalty, max_length)
+    with _evaluating(model):
+        state = _Search(model, source, beams, length_penalty, max_length)
+        while len(state.sentence):
+            state.step()
+    return state.hypotheses()
+
+
+class _Search:
+    """The state of a search: of the sentences that are not done, and what is known of all of them."""
+
+    def __init__(
+        self, model: ReLUFormer, source: Tensor, beams: int, length_penalty: float, max_length: int | None
+    ) -> None:
+        config, count, device = model.config, len(source), source.device
+        self.end, self.beams, self.length_penalty = config.end, beams, length_penalty
+        self.forbidden = torch.tensor([config.padding, config.begin], device=device)
+        pasts = Tree if beams > 1 and config.positions == "sinusoidal" else Copies
+        self.pasts: Pasts = pasts(model, model.encode(source), beams)
+
+        limit = 10 + 2 * (source != config.padding).sum(1)
+        limit = limit if max_length is None else torch.full_like(limit, max_length)
+        self.limit = limit.clamp(max=config.max_length)
+        self.limits = set(self.limit.tolist())
+        # log p only falls as a hypothesis grows, and no length divides it by more than this.
+        self.largest_penalty = self._penalty(self.limit)
+
+        self.length = 0
+        self.sentence = torch.arange(count, device=device)  # which one of the source
+        self.token = torch.full((count, beams), config.begin, device=device)
+        dtype = torch.promote_types(model.embedding.weight.dtype, torch.float32)
+        self.total = torch.full((count, beams), -torch.inf, dtype=dtype, device=device)  # log p, -inf for no hypothesis
+        self.total[:, 0] = 0
+
+        # Of all sentences: how each beam of each length came about, and the best hypotheses that ended: their scores
+        # from the best to the worst, their lengths, and the beams to which `end` was added.
+        history = (max(self.limits, default=0), count, beams)
+        self.tokens = torch.empty(history, dtype=torch.int32, device=device)
+        self.parents = torch.empty(history, dtype=torch.int32, device=device)
+        self.scores = torch.full((count, beams), -torch.inf, dtype=dtype, device=device)
+        self.lengths = torch.ones((count, beams), dtype=torch.int64, device=device)
+        self.last_beams = torch.zeros((count, beams), dtype=torch.int64, device=device)
+
+    def step(self) -> None:
+        """Extend every beam by one token."""
+        total, token, parent = self._candidates()
+        self.length += 1
+        ended = token == self.end
+        if ended.any():
+            self._keep(total, parent, ended)
+            total, place = total.masked_fill(ended, -torch.inf).topk(self.beams)
+            token, parent = token.gather(1, place), parent.gather(1, place)
+        self.total, self.token, parent = (x[:, : self.beams] for x in (total, token, parent))
+        self.tokens[self.length - 1, self.sentence] = self.token.int()
+        self.parents[self.length - 1, self.sentence] = parent.int()
+        left = self._not_done()
+        if left is not None:
+            self.sentence, self.limit, self.largest_penalty, self.token, self.total, parent = (
+                x[left] for x in (self.sentence, self.limit, self.largest_penalty, self.token, self.total, parent)
+            )
+            self.pasts.select(left)
+        if len(parent):
+            self.pasts.follow(parent)
+
+    def _candidates(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The best 2K extensions of each sentence: log p, token and beam. At most K of them end, so K can go on."""
+        logits = self.pasts.decode(self.token).to(self.total.dtype)
+        log_p = logits.index_fill_(2, self.forbidden, -torch.inf).log_softmax(2)
+        if self.length + 1 in self.limits:
+            last = (self.limit == self.length + 1)[:, None, None]
+            other = torch.arange(log_p.shape[2], device=log_p.device) != self.end
+            log_p.masked_fill_(last & other, -torch.inf)
+        # The best of each beam first: adding up log p for the whole vocabulary would be one more pass over it.
+        log_p, token = log_p.topk(min(2 * self.beams, log_p.shape[2]))
+        total, place = (log_p + self.total[..., None]).flatten(1).topk(2 * self.beams)
+        return total, token.flatten(1).gather(1, place), place // token.shape[2]
+
+    def _keep(self, total: Tensor, parent: Tensor, ended: Tensor) -> None:
+        """Put what ended, as far as it is among the best K extensions, to the hypotheses of its sentence."""
+        total, parent, ended = (x[:, : self.beams] for x in (total, parent, ended))
+        scores = total.masked_fill(~ended, -torch.inf) / self._penalty(self.length)
+        scores, place = torch.cat([self.scores[self.sentence], scores], 1).topk(self.beams)
+        lengths = torch.cat([self.lengths[self.sentence], torch.full_like(parent, self.length)], 1)
+        last_beams = torch.cat([self.last_beams[self.sentence], parent], 1)
+        self.scores[self.sentence] = scores
+        self.lengths[self.sentence] = lengths.gather(1, place)
+        self.last_beams[self.sentence] = last_beams.gather(1, place)
+
+    def _not_done(self) -> Tensor | None:
+        """The places of sentences that are not done, or None to go on with all: leaving some copies the others."""
+        scores = self.scores[self.sentence]
+        # "Not less" instead of "at least", so that a broken model's NaN comes to an end, too.
+        done = ~(scores[:, 0] < self.total[:, 0] / self.largest_penalty) | (scores[:, -1] > -torch.inf)
+        count = int(done.sum())
+        if 4 * count >= len(done):
+            return (~done).nonzero()[:, 0]
+        if count:  # however long they stay, nothing comes of them any more
+            self.total = self.total.masked_fill(done[:, None], -torch.inf)
+        return None
+
+    def hypotheses(self) -> list[list[Hypothesis]]:
+        """Read the texts off the history, from their ends to their beginnings, all of them at once."""
+        if not (self.scores[:, :1] > -torch.inf).all():
+            raise FloatingPointError("the model's logits are not finite, so that no translation has a probability.")
+        texts, beam = torch.zeros_like(self.tokens), self.last_beams
+        for i in reversed(range(int(self.lengths.max()) - 1 if len(self.lengths) else 0)):
+            texts[i] = self.tokens[i].gather(1, beam)
+            beam = torch.where(i < self.lengths - 1, self.parents[i].gather(1, beam).long(), beam)
+        tokens, lengths = texts.permute(1, 2, 0).cpu().numpy(), self.lengths.tolist()
+        return [
+            [Hypothesis(tokens[b, k, : lengths[b][k] - 1].tolist(), s) for k, s in enumerate(scores) if s > -math.inf]
+            for b, scores in enumerate(self.scores.tolist())
+        ]
+
+    def _penalty(self, length: Tensor | int) -> Tensor:
+        return torch.as_tensor(((5 + length) / 6) ** self.length_penalty, device=self.forbidden.device)
+
+
+@torch.inference_mode()
+def sample(
+    model: ReLUFormer,
+    prompt: Tensor,
+    max_new: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    seed: int = 0,
+) -> list[list[int]]:
+    """Continue each text of prompt [B, T] by at most max_new tokens, and return what was added, up to `end`.
+
+    The prompts are all of one length, which may be 0, and do not hold the token `begin`.
+
+    temperature: logits are divided by it; 0 takes the likeliest token.
+    top_k: take only one of so many likeliest tokens.
+    seed: the same seed gives the same texts.
+    """
+    config = model.config
+    _check_sample(model, prompt, max_new, temperature, top_k)
+    generator = torch.Generator(prompt.device).manual_seed(seed)
+    forbidden = torch.tensor([config.padding, config.begin], device=prompt.device)
+    choices = 1 if temperature == 0 else min(top_k or config.vocabulary, config.vocabulary)
+    text = torch.cat([prompt.new_full((len(prompt), 1), config.begin), prompt], 1)
+    going = torch.ones((len(prompt), 1), dtype=torch.bool, device=prompt.device)
+    added: list[Tensor] = []
+    with _evaluating(model):
+        caches = model.caches()
+        while len(added) < max_new and going.any():
+            logits = model.decode(text, caches=caches)[:, -1].float().index_fill_(1, forbidden, -torch.inf)
+            best, token = logits.topk(choices)
+            if choices > 1:
+                token = token.gather(1, (best / temperature).softmax(1).multinomial(1, generator=generator))
+            going = going & (token != config.end)
+            text = token.masked_fill(~going, config.padding)
+            added.append(text)
+    texts = torch.cat(added, 1).tolist() if added else [[] for _ in prompt]
+    return [[token for token in text if token != config.padding] for text in texts]
+
+
+@contextmanager
+def _evaluating(model: ReLUFormer) -> Iterator[None]:
+    """Without dropout, in the middle of a training, too."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
+def _check_search(model: ReLUFormer, source: Tensor, beams: int, length_penalty: float, max_length: int | None) -> None:
+    if not model.config.encoder_layers:
+        raise ValueError("this model is a language model (encoder_layers=0), it does not translate: use sample.")
+    if source.dim() != 2:
+        raise ValueError(f"source must be [batch, length] token ids, got {list(source.shape)}.")
+    if type(beams) is not int or beams < 1:
+        raise ValueError(f"beams={beams!r} must be an integer of at least 1; 1 is greedy search.")
+    if not 0 <= length_penalty < math.inf:
+        raise ValueError(f"length_penalty={length_penalty!r} must be a number of at least 0.")
+    if max_length is not None and (type(max_length) is not int or max_length < 1):
+        raise ValueError(f"max_length={max_length!r} must be an integer of at least 1, or None.")
+
+
+def _check_sample(model: ReLUFormer, prompt: Tensor, max_new: int, temperature: float, top_k: int | None) -> None:
+    if model.config.encoder_layers:
+        raise ValueError("this model translates: use search. Only one with encoder_layers=0 continues texts.")
+    if prompt.dim() != 2 or prompt.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"prompt must be [batch, length] token ids, got {prompt.dtype} {list(prompt.shape)}.")
+    if not temperature >= 0:
+        raise ValueError(f"temperature={temperature!r} must be at least 0; 0 takes the likeliest token.")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k={top_k!r} must be at least 1, or None for the whole vocabulary.")
+    # The last token is never read, so the model needs no position for it, but one for `begin`.
+    most = model.config.max_length - prompt.shape[1]
+    if not 0 <= max_new <= most:
+        raise ValueError(
+            f"max_new={max_new!r} must be from 0 to {max(most, 0):,}: the model's max_length is "
+            f"{model.config.max_length:,}, and the prompt has {prompt.shape[1]:,} tokens."
+        )

@@ -1,0 +1,90 @@
+"""Samples of a language model: as likely as the model says, the same for the same seed, and within their bounds."""
+
+import math
+
+import pytest
+import torch
+
+from nomax.models import ReLUFormer
+from nomax.models.search import sample
+
+
+def made(**changes: object) -> ReLUFormer:
+    settings = {
+        "dim": 16,
+        "heads": 2,
+        "encoder_layers": 0,
+        "decoder_layers": 2,
+        "slots": 12,
+        "max_length": 40,
+        **changes,
+    }
+    return ReLUFormer(9, **settings).double().eval().requires_grad_(False)
+
+
+PROMPT = torch.tensor([[5, 4, 8], [3, 3, 6]])
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
+@pytest.mark.parametrize("greedy", [{"temperature": 0}, {"top_k": 1}])
+def test_without_chance_every_token_is_the_likeliest_after_the_whole_text(
+    positions: str, greedy: dict[str, float]
+) -> None:
+    model = made(positions=positions)
+    for prompt, found in zip(PROMPT.tolist(), sample(model, PROMPT, 12, **greedy), strict=True):
+        text: list[int] = []
+        while len(text) < 12:
+            logits = model(torch.tensor([[1, *prompt, *text]]))[0, -1]
+            logits[:2] = -math.inf
+            if (token := int(logits.argmax())) == 2:
+                break
+            text.append(token)
+        assert found == text
+
+
+@pytest.mark.parametrize(("temperature", "top_k"), [(1.0, None), (0.5, None), (2.0, 4)])
+def test_tokens_come_as_often_as_the_model_says(temperature: float, top_k: int | None) -> None:
+    model, count = made(), 20_000
+    texts = sample(model, PROMPT[:1].expand(count, -1), 1, temperature=temperature, top_k=top_k)
+    logits = model(torch.tensor([[1, *PROMPT[0].tolist()]]))[0, -1] / temperature
+    logits[:2] = -math.inf
+    if top_k is not None:
+        logits[logits < logits.sort(descending=True)[0][top_k - 1]] = -math.inf
+    for token, p in enumerate(logits.softmax(0).tolist()):
+        times = sum(text == [token] for text in texts) if token != 2 else texts.count([])
+        assert abs(times - count * p) <= 4.5 * math.sqrt(count * p * (1 - p))
+
+
+def test_a_seed_gives_its_text_again_and_another_seed_another() -> None:
+    model = made()
+    one, again, other = (sample(model, PROMPT, 20, seed=seed) for seed in (1, 1, 2))
+    assert one == again != other
+
+
+def test_texts_stop_at_their_end_and_hold_no_special_token() -> None:
+    texts = sample(made(), PROMPT[:1].expand(200, -1), 30)
+    assert min(map(len, texts)) < 5
+    assert len(set(map(len, texts))) > 3
+    assert all(3 <= token < 9 for text in texts for token in text)
+
+
+def test_a_prompt_may_be_empty_and_max_new_nothing() -> None:
+    model = made()
+    assert len(sample(model, torch.zeros(2, 0, dtype=torch.int64), 5)) == 2
+    assert sample(model, PROMPT, 0) == [[], []]
+    assert len(sample(model, PROMPT, 37)) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_new": 38}, "max_new=38 must be from 0 to 37: the model's max_length is 40, and the prompt has 3 tokens"),
+        ({"temperature": -1}, "temperature=-1 must be at least 0"),
+        ({"top_k": 0}, "top_k=0 must be at least 1"),
+        ({"prompt": PROMPT.float()}, "prompt must be .* token ids, got torch.float32"),
+        ({"model": made(encoder_layers=1)}, "this model translates: use search"),
+    ],
+)
+def test_a_slip_in_the_arguments_is_answered_in_words(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sample(**{"model": made(), "prompt": PROMPT, "max_new": 5, **settings})
