@@ -9,7 +9,13 @@ from nomax import study
 from nomax.study.figure import Figure
 from nomax.study.row import Row
 
-NAMES = {"scaling": ["scaling"], "alpha": ["alpha", "init"], "qk-norm": ["qk-norm"], "gate": ["gate", "gate-cost"]}
+NAMES = {
+    "scaling": ["scaling"],
+    "alpha": ["alpha", "init"],
+    "qk-norm": ["qk-norm"],
+    "gate": ["gate", "gate-cost"],
+    "rate": ["rate"],
+}
 CASES = [(name, figure) for name, figures in NAMES.items() for figure in figures]
 SMALL = 200_000
 

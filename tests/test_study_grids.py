@@ -16,8 +16,8 @@ NAMES = ("scaling", "alpha", "qk-norm", "gate")
 TITLE_LENGTH = 70
 
 
-def test_the_studies_are_the_papers_four_figures() -> None:
-    assert tuple(STUDIES) == NAMES
+def test_the_studies_are_the_papers_four_figures_and_the_choice_of_a_rate() -> None:
+    assert tuple(STUDIES) == (*NAMES, "rate")
     with pytest.raises(ValueError, match="did you mean qk-norm"):
         study.load("qknorm")
 
@@ -29,6 +29,7 @@ def test_the_studies_are_the_papers_four_figures() -> None:
         ("alpha", (3 * 5 + 1) * 3 * 3),  # h, α, softmax, patches, seeds
         ("qk-norm", (2 * 5 * 2 + 1) * 3 * 3),
         ("gate", (2 * 5 * 2 + 1) * 3 * 3),
+        ("rate", 6 * 3 * 3),  # rates, patches, seeds
     ],
 )
 def test_a_grid_has_every_combination_once(name: str, count: int) -> None:

@@ -28,6 +28,7 @@ def draw(image: Tensor, found: Mapping[str, Tensor], layers: Sequence[int], titl
     with matplotlib.rc_context(figures.STYLE):
         size = (max(SIDE * (1 + len(found)) + 0.4, 5.2), (SIDE + 0.2) * len(layers) + 1.2)
         figure = Figure(figsize=size, layout="constrained")
+        figure.get_layout_engine().set(h_pad=0.09, w_pad=0.04)  # type: ignore[union-attr, call-arg]
         axes = figure.subplots(len(layers), 1 + len(found), squeeze=False)
         for axis in axes.flat:
             axis.set_axis_off()

@@ -16,6 +16,7 @@ STUDIES = {
     "alpha": "nomax.study.studies.alpha",
     "qk-norm": "nomax.study.studies.qk_norm",
     "gate": "nomax.study.studies.gate",
+    "rate": "nomax.study.studies.rate",
 }
 
 
