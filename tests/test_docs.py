@@ -17,6 +17,7 @@ import tyro
 from nomax import Phi, _compat
 from nomax.cli import COMMANDS
 from nomax.data.registry import ENTRIES
+from nomax.data.text.entries import TEXTS
 from nomax.phi import ACTIVATIONS, ROW_MAPS
 
 ROOT = Path(__file__).parent.parent
@@ -104,6 +105,9 @@ def test_the_table_of_data_sets_is_that_of_the_registry():
     for entry in ENTRIES.values():
         counts = " | ".join(f"{count:,}" for count in (entry.counts["train"], entry.counts["test"], entry.classes))
         assert f"| `{entry.name}` | {counts} | {'×'.join(map(str, entry.shape))} |" in PAGES["data"]
+    for text in TEXTS.values():
+        counts = " | ".join(f"{count:,}" for count in (*text.counts.values(), sum(text.documents.values())))
+        assert f"| `{text.name}` | {counts} |" in PAGES["data"]
 
 
 def test_the_picture_is_what_its_program_draws():

@@ -13,15 +13,15 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from nomax.data.arrays import Job, Report, is_prepared, sha256, silent, write_text
+from nomax.data.arrays import Job, Report, sha256, silent, write_text
 from nomax.data.clients import ChecksumError, download, verify
-from nomax.data.registry import Entry, Package, cache_folder
+from nomax.data.registry import Entry, Package, TextEntry, cache_folder
 
 SPARE_BYTES = 1 << 28
 
 
 def get(
-    entry: Entry,
+    entry: Entry | TextEntry,
     root: Path | None = None,
     *,
     files: Sequence[Path] = (),
@@ -35,7 +35,7 @@ def get(
     """
     root = root or cache_folder()
     folder = root / entry.name
-    if not entry.packages or is_prepared(folder):
+    if not entry.packages or entry.is_prepared(folder):
         return folder
     if folder.exists():
         raise FileExistsError(
@@ -50,21 +50,21 @@ def get(
         report(f"{entry.name}: waiting for another process that is getting it", 0, 0, "")
         lock.acquire()
     try:
-        if not is_prepared(folder):
+        if not entry.is_prepared(folder):
             _get(entry, folder, root / f".{entry.name}.work", files, keep, report)
     finally:
         lock.release()
     return folder
 
 
-def check_requirements(entry: Entry) -> None:
+def check_requirements(entry: Entry | TextEntry) -> None:
     """Raise ImportError, saying what to install, if a Python package that the entry needs is missing."""
     missing = [package for module, package in entry.requires.items() if find_spec(module) is None]
     if missing:
         raise ImportError(f"{entry.name} needs {' and '.join(missing)}: pip install {' '.join(missing)}")
 
 
-def _get(entry: Entry, folder: Path, work: Path, files: Sequence[Path], keep: bool, report: Report) -> None:
+def _get(entry: Entry | TextEntry, folder: Path, work: Path, files: Sequence[Path], keep: bool, report: Report) -> None:
     kept = work / "packages"
     kept.mkdir(parents=True, exist_ok=True)
     for leftover in [*kept.glob("downloading-*"), work / "prepared"]:
@@ -97,7 +97,7 @@ def _get(entry: Entry, folder: Path, work: Path, files: Sequence[Path], keep: bo
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _recognise(entry: Entry, files: Sequence[Path]) -> dict[str, Path]:
+def _recognise(entry: Entry | TextEntry, files: Sequence[Path]) -> dict[str, Path]:
     """Which package each given file is, by its SHA-256."""
     packages = {}
     for file in files:
@@ -105,6 +105,7 @@ def _recognise(entry: Entry, files: Sequence[Path]) -> dict[str, Path]:
             raise FileNotFoundError(f"--from {file}: there is no such file.")
         found = sha256(file)
         match = [package for package in entry.packages if package.sha256 == found]
+        match = match or [package for package in entry.packages if package.changes and package.file == file.name]
         if not match:
             wanted = "; ".join(f"{p.file} ({p.name} {p.version}): {p.sha256}" for p in entry.packages)
             raise ChecksumError(f"--from {file}: its SHA-256 is {found}, expected for {entry.name}: {wanted}.")
@@ -112,7 +113,7 @@ def _recognise(entry: Entry, files: Sequence[Path]) -> dict[str, Path]:
     return packages
 
 
-def _check_disk(entry: Entry, work: Path, missing: Sequence[Package]) -> None:
+def _check_disk(entry: Entry | TextEntry, work: Path, missing: Sequence[Package]) -> None:
     # A client keeps a second copy while it downloads; rendered chunks and the final array lie side by side.
     needed = sum(2 * package.size for package in missing) + 2 * entry.prepared + SPARE_BYTES
     free = shutil.disk_usage(work).free
@@ -124,19 +125,21 @@ def _check_disk(entry: Entry, work: Path, missing: Sequence[Package]) -> None:
         )
 
 
-def _meta(entry: Entry, folder: Path, extra: dict[str, Any]) -> dict[str, Any]:
+def _meta(entry: Entry | TextEntry, folder: Path, extra: dict[str, Any]) -> dict[str, Any]:
     """What meta.json says, after the prepared files were compared with the registry."""
-    sums = {name: sha256(folder / name) for name in ("images.npy", "labels.npy")}
+    sums = {name: sha256(folder / name) for name in entry.files}
     made_with = extra.get("made_with", "")
     for name, expected in entry.arrays.items():
-        # Another renderer or kind of processor may round a few pixels otherwise; then the checksums are only recorded.
+        # Another renderer or kind of processor may round a few pixels otherwise, and an index that changes may be a
+        # newer one; then the checksums are only recorded.
         if made_with == entry.made_with:
             verify(folder / name, expected, f"{entry.name}, {name} as prepared here,")
+    if "splits" in extra:
+        extra = {"counts": {split: stop - start for split, (start, stop) in extra["splits"].items()}, **extra}
     return {
         "name": entry.name,
         "summary": entry.summary,
         "licence": entry.licence,
-        "counts": {split: stop - start for split, (start, stop) in extra["splits"].items()},
         "sha256": sums,
         "as_registered": sums == dict(entry.arrays),
         "packages": [asdict(package) for package in entry.packages],

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from nomax.data.arrays import is_prepared, open_prepared, read_meta
-from nomax.data.registry import ENTRIES, Entry, cache_folder
+from nomax.data.registry import ENTRIES, Entry, TextEntry, cache_folder
 from nomax.data.source import Source
+from nomax.data.text.entries import TEXTS
 
 
 def load(
@@ -38,6 +39,8 @@ def load(
         if kind == "hf":
             return hub.huggingface(name, split)
         return hub.torchvision(name, split, (root or cache_folder()) / "torchvision")
+    if text in TEXTS:
+        raise ValueError(f"{text} is text, not images: nomax.data.text.load({text!r}) reads it.")
     path = Path(text).expanduser()
     if _is_shards(path):
         from nomax.data.shards import ShardSource
@@ -55,14 +58,20 @@ def load(
 def meta(name: str, root: Path | None = None) -> Mapping[str, Any]:
     """What is known about a fetched data set: classes, splits, licence, packages, checksums, and its own particulars.
 
-    Those of icons are "subset", the labels of the classes with at least 30 images, and "sets", their authors.
+    Those of icons are "subset", the labels of the classes with at least 30 images, and "sets", their authors; those of
+    text "dropped", what was left out and why, and "rule", by which it was split.
     """
-    return read_meta(_folder(ENTRIES[known(name)], root))
+    return read_meta(_folder(entry(name), root))
+
+
+def entry(name: str) -> Entry | TextEntry:
+    """The entry of a data set of images or of text."""
+    return ENTRIES.get(name) or TEXTS[known(name)]
 
 
 def known(name: str) -> str:
     """The name, if there is a data set with it."""
-    if name not in ENTRIES:
+    if name not in ENTRIES and name not in TEXTS:
         raise ValueError(_unknown(name))
     return name
 
@@ -76,9 +85,9 @@ def _named(entry: Entry, split: str, root: Path | None) -> Source:
     return source
 
 
-def _folder(entry: Entry, root: Path | None) -> Path:
+def _folder(entry: Entry | TextEntry, root: Path | None) -> Path:
     folder = (root or cache_folder()) / entry.name
-    if not is_prepared(folder):
+    if not entry.is_prepared(folder):
         raise FileNotFoundError(
             f"{entry.name} is not in {folder.parent} yet. To fetch it ({entry.download / 1e6:,.0f} MB): "
             f"nomax data get {entry.name}"
@@ -92,6 +101,6 @@ def _is_shards(path: Path) -> bool:
 
 
 def _unknown(text: str) -> str:
-    nearest = get_close_matches(text.casefold(), ENTRIES, n=1)
+    nearest = get_close_matches(text.casefold(), [*ENTRIES, *TEXTS], n=1)
     hint = f"Did you mean {nearest[0]}? " if nearest else ""
     return f"{text!r} is neither a file or folder nor the name of a data set. {hint}To see the names: nomax data list"

@@ -4,24 +4,46 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 
 @dataclass(frozen=True)
 class Package:
     """A file that a package client downloads by the package's name and version."""
 
-    client: Literal["npm", "apt"]
+    client: Literal["npm", "apt", "apt-index"]
     name: str
     version: str
     file: str
     size: int
     sha256: str
+    changes: bool = False
+    """Its registry replaces it now and then and vouches for it by a signature: a newer one is taken, and said."""
+
+
+class Named:
+    """What data sets of images and of text have in common."""
+
+    name: str
+    packages: tuple[Package, ...]
+    files: ClassVar[tuple[str, ...]]
+    """What a prepared data set consists of, besides meta.json."""
+
+    @property
+    def download(self) -> int:
+        """Bytes to download."""
+        return sum(package.size for package in self.packages)
+
+    def is_prepared(self, folder: Path) -> bool:
+        """Whether a folder holds the prepared data set."""
+        return (folder / "meta.json").is_file() and (folder / self.files[0]).is_file()
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A data set with a name."""
+class Entry(Named):
+    """A data set of images with a name."""
+
+    files: ClassVar[tuple[str, ...]] = ("images.npy", "labels.npy")
 
     name: str
     summary: str
@@ -42,17 +64,39 @@ class Entry:
     """Where drawings are rendered: the renderer and the kind of machine for which `arrays` holds to the bit."""
 
     @property
-    def download(self) -> int:
-        """Bytes to download."""
-        return sum(package.size for package in self.packages)
-
-    @property
     def prepared(self) -> int:
         """Bytes of the prepared images."""
         pixels = 1
         for length in self.shape:
             pixels *= length
         return pixels * sum(self.counts.values())
+
+
+@dataclass(frozen=True)
+class TextEntry(Named):
+    """A data set of documents in two languages, with a name."""
+
+    files: ClassVar[tuple[str, ...]] = ("train.jsonl", "valid.jsonl", "test.jsonl")
+
+    name: str
+    summary: str
+    languages: tuple[str, str]
+    counts: Mapping[str, int]
+    """Pairs of each split."""
+    documents: Mapping[str, int]
+    """Documents of each split."""
+    licence: str
+    reader: str
+    """The module whose prepare(job) reads the packages."""
+    packages: tuple[Package, ...]
+    prepared: int
+    """Bytes of the prepared files."""
+    arrays: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of the prepared files."""
+    requires: Mapping[str, str] = field(default_factory=dict)
+    """Python modules that preparing needs, and the package that brings each."""
+    made_with: str = ""
+    """Where the packages change: the ones for which `arrays` holds."""
 
 
 def cache_folder() -> Path:

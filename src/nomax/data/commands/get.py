@@ -12,8 +12,9 @@ from rich.text import Text
 
 from nomax.data import fetch
 from nomax.data.arrays import read_meta
-from nomax.data.load import known
+from nomax.data.load import entry, known
 from nomax.data.registry import ENTRIES
+from nomax.data.text.entries import TEXTS
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def run(options: Options) -> int:
         with _progress() as progress:
             bars = _Bars(progress)
             for name in wanted:
-                folder = fetch.get(ENTRIES[name], files=options.files, keep=options.keep, report=bars.report)
+                folder = fetch.get(entry(name), files=options.files, keep=options.keep, report=bars.report)
                 bars.clear()
                 progress.console.print(_done(name, folder), highlight=False, soft_wrap=True)
     except (ValueError, OSError, ImportError) as error:
@@ -52,17 +53,20 @@ def run(options: Options) -> int:
 def _wanted(options: Options) -> list[str]:
     if not options.names:
         raise ValueError("which data set? `nomax data list` shows the names; `nomax data get all` fetches every one.")
-    names = [*ENTRIES] if options.names == ("all",) else [known(name) for name in options.names]
+    names = [*ENTRIES, *TEXTS] if options.names == ("all",) else [known(name) for name in options.names]
     if options.files and len(names) != 1:
         raise ValueError("--from gives the packages of one data set: name that one only.")
     return names
 
 
 def _done(name: str, folder: Path) -> str:
-    if not ENTRIES[name].packages:
+    if not entry(name).packages:
         return f"{name}: nothing to fetch."
     meta = read_meta(folder)
     counts = " + ".join(f"{count:,} {split}" for split, count in meta["counts"].items())
+    if name in TEXTS:
+        note = "" if meta["as_registered"] else " (the packages are newer than the registry's)"
+        return f"{name}: {counts} pairs, {sum(meta['documents'].values()):,} documents, in {folder}{note}"
     note = "" if meta["as_registered"] else " (rendered otherwise than the registry's, by another renderer or machine)"
     return f"{name}: {counts} images, {len(meta['classes']):,} classes, in {folder}{note}"
 

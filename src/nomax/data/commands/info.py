@@ -14,16 +14,20 @@ from nomax.data.describe import Description, describe, sheet
 from nomax.data.load import load
 from nomax.data.registry import ENTRIES, cache_folder
 from nomax.data.source import Source
+from nomax.data.text.describe import describe_text, is_text
 
 SPLITS = ("train", "test", "val")
 
 
 @dataclass(frozen=True)
 class Options:
-    """Describe a data set: images by split and class, sizes, pixel statistics, licence, and where it lies."""
+    """Describe a data set: images by split and class, sizes, pixel statistics, licence, and where it lies.
+
+    Of text: pairs, documents and words by split.
+    """
 
     data: Annotated[str, tyro.conf.arg(metavar="DATA"), tyro.conf.Positional]
-    """A name of `nomax data list`, a folder, shards, torchvision:NAME or hf:NAME."""
+    """A name of `nomax data list`, a folder, shards, torchvision:NAME, hf:NAME, or JSONL documents."""
     split: str | None = None
     """Only this split; otherwise train, test and val, as far as they are there."""
     sheet: Path | None = None
@@ -36,6 +40,9 @@ def run(options: Options) -> int:
     """Return 0 if it could be read, 2 if not."""
     console = Console()
     try:
+        if is_text(options.data):
+            describe_text(options.data, options.split, console)
+            return 0
         sources = _sources(options)
         for title, text in _facts(options.data).items():
             console.print(f"[bold]{title}[/bold] {text}", highlight=False, soft_wrap=True)

@@ -1,0 +1,164 @@
+"""Reading the user's own text: JSONL documents, and pairs of text files, with errors that say where."""
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nomax.data.text.corpus import Corpus, Document, Pair
+
+log = logging.getLogger("nomax.data")
+
+LONGEST_LINE = 1 << 24  # bytes, so that a file that is no text does not fill the memory
+
+
+def jsonl(path: Path, languages: tuple[str, str] | None = None) -> Corpus:
+    """Documents, one in each line: {"name": "Ruth 1", "en": ["…", …], "es": ["…", …]}.
+
+    Without `languages`, the two lists of the first line say which, the source first.
+    """
+    documents = []
+    for number, text in _lines(path):
+        where = f"{path}, line {number}"
+        if not text.strip():
+            continue
+        columns = _object(text, where)
+        name = columns.pop("name", f"{path.stem} {number}")
+        if languages is None:
+            languages = _two_languages(columns, where)
+        documents.append(_document(str(name), columns, languages, where))
+    if not documents or languages is None:
+        raise ValueError(f"{path} holds no documents.")
+    return Corpus(tuple(documents), languages, str(path))
+
+
+def text_files(source: Path, target: Path, languages: tuple[str, str] | None = None, on_error: str = "raise") -> Corpus:
+    """Two files in which line i is the translation of line i.
+
+    A line that is empty in both files ends a document. Text in one file beside an empty line in the other is an error,
+    as are bytes that are not UTF-8; with on_error="skip" such a pair is left out, and counted.
+    """
+    languages = languages or _suffixes(source, target)
+    documents: list[Document] = []
+    pairs: list[Pair] = []
+    skipped = 0
+
+    def close() -> None:
+        if pairs:
+            documents.append(Document(f"{source.stem} {len(documents) + 1}", tuple(pairs)))
+            pairs.clear()
+
+    for number, (ours, theirs) in enumerate(_together(source, target, on_error), 1):
+        if ours is None or theirs is None:
+            skipped += 1
+        elif ours and theirs:
+            pairs.append(Pair(ours, theirs))
+        elif ours or theirs:
+            if on_error == "raise":
+                empty, other = (target, source) if ours else (source, target)
+                raise ValueError(
+                    f"{empty}, line {number} is empty, but line {number} of {other} is not. Leave both empty to end a "
+                    'document there, or leave such pairs out with on_error="skip".'
+                )
+            skipped += 1
+        else:
+            close()
+    close()
+    if skipped:
+        log.warning("%s pairs of %s and %s were left out: empty on one side, or not UTF-8", skipped, source, target)
+    if not documents:
+        raise ValueError(f"{source} and {target} hold no pairs.")
+    return Corpus(tuple(documents), languages, f"{source}, {target}")
+
+
+def _together(source: Path, target: Path, on_error: str) -> Iterator[tuple[str | None, str | None]]:
+    """Lines of both files, None for one that is not UTF-8."""
+    sides = _lines(source, on_error), _lines(target, on_error)
+    ended = object()
+    while True:
+        ours, theirs = (next(side, ended) for side in sides)
+        if ours is ended and theirs is ended:
+            return
+        if ours is ended or theirs is ended:
+            counts = [sum(1 for _ in _lines(path, "skip")) for path in (source, target)]
+            raise ValueError(
+                f"{source} has {counts[0]:,} lines, but {target} has {counts[1]:,}: line i of one must be the "
+                "translation of line i of the other."
+            )
+        yield _stripped(ours), _stripped(theirs)
+
+
+def _stripped(numbered: Any) -> str | None:
+    text: str | None = numbered[1]
+    return None if text is None else text.strip()
+
+
+def _lines(path: Path, on_error: str = "raise") -> Iterator[tuple[int, Any]]:
+    """Numbers, from 1, and lines of a file; with on_error="skip", None for a line that is not UTF-8."""
+    with path.open("rb") as file:
+        number = 0
+        while raw := file.readline(LONGEST_LINE + 1):
+            number += 1
+            if len(raw) > LONGEST_LINE:
+                raise ValueError(f"{path}, line {number} has more than {LONGEST_LINE:,} bytes: is it a text file?")
+            try:
+                # A byte-order mark is no part of the text.
+                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                if on_error == "raise":
+                    raise ValueError(
+                        f"{path}, line {number}, byte {error.start + 1} (0x{raw[error.start]:02x}) is not UTF-8. "
+                        "Convert the file, with iconv for example."
+                    ) from error
+                yield number, None
+
+
+def _object(text: str, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{where} is not JSON: {error}.") from error
+    if not isinstance(found, dict):
+        raise ValueError(f'{where} must be an object, such as {{"name": "…", "en": ["…"], "es": ["…"]}}.')
+    return found
+
+
+def _two_languages(columns: dict[str, Any], where: str) -> tuple[str, str]:
+    marks = [mark for mark, column in columns.items() if isinstance(column, list)]
+    if len(marks) != 2:
+        raise ValueError(
+            f"{where} has lists for {', '.join(marks) or 'no language'}; there must be two, or `languages` says which."
+        )
+    return marks[0], marks[1]
+
+
+def _document(name: str, columns: dict[str, Any], languages: tuple[str, str], where: str) -> Document:
+    sides: list[list[str]] = []
+    for mark in languages:
+        if mark not in columns:
+            raise ValueError(f"{where} ({name}): unknown language mark {mark!r}; it has {', '.join(columns)}.")
+        column = columns[mark]
+        if not isinstance(column, list) or not all(isinstance(text, str) for text in column):
+            raise ValueError(f"{where} ({name}): {mark!r} must be a list of strings.")
+        sides.append([" ".join(text.split()) for text in column])
+    if len(sides[0]) != len(sides[1]):
+        counts = [f"{len(side):,} segments in {mark}" for side, mark in zip(sides, languages, strict=True)]
+        raise ValueError(f"{where} ({name}) has {counts[0]}, but {counts[1]}.")
+    for number, pair in enumerate(zip(*sides, strict=True), 1):
+        if not all(pair):
+            empty = languages[0] if not pair[0] else languages[1]
+            raise ValueError(f"{where} ({name}): segment {number} is empty in {empty}. Leave the pair out.")
+    if not sides[0]:
+        raise ValueError(f"{where} ({name}) has no segments.")
+    return Document(name, tuple(Pair(*pair) for pair in zip(*sides, strict=True)))
+
+
+def _suffixes(source: Path, target: Path) -> tuple[str, str]:
+    marks = source.suffix[1:], target.suffix[1:]
+    if not all(marks) or marks[0] == marks[1]:
+        raise ValueError(
+            f"which languages are {source.name} and {target.name}? Name them as in train.en and train.es, or give "
+            '`languages`, such as ("en", "es").'
+        )
+    return marks

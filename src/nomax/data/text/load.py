@@ -1,0 +1,132 @@
+"""text.load: from a name or a path to a corpus."""
+
+import os
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from nomax.data.registry import cache_folder
+from nomax.data.text.corpus import Corpus
+from nomax.data.text.entries import TEXTS
+from nomax.data.text.files import jsonl, text_files
+
+SPLITS = ("train", "valid", "test")
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+def load(
+    name_or_paths: Paths,
+    split: str = "train",
+    *,
+    languages: Sequence[str] | None = None,
+    root: Path | None = None,
+    on_error: str = "raise",
+) -> Corpus:
+    """One split of a corpus: documents of pairs.
+
+    `name_or_paths` is a name (`nomax data list` shows them); a folder with train.jsonl, valid.jsonl and test.jsonl, or
+    with train.en, train.es and so on; one JSONL file of documents; or two text files in which line i is the translation
+    of line i, as two paths or as "FILE,FILE". Files without splits are a whole corpus: split="train" or "all" gives it.
+
+    `languages` names source and target: ("es", "en") turns bible-en-es around. `root` is where named sets are kept,
+    data.cache_folder() if not given. `on_error="skip"` leaves out pairs of text files of which one side is empty or is
+    not UTF-8, instead of raising.
+    """
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f"on_error must be 'raise' or 'skip', not {on_error!r}.")
+    wanted = _two(languages)
+    paths = _paths(name_or_paths)
+    if len(paths) == 2:
+        _whole(split, ", ".join(paths))
+        return text_files(_file(paths[0]), _file(paths[1]), wanted, on_error)
+    (text,) = paths
+    if text in TEXTS:
+        return _named(text, split, wanted, root)
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return _folder(path, split, wanted, on_error)
+    if path.is_file():
+        _whole(split, text)
+        return jsonl(path, wanted)
+    nearest = get_close_matches(text.casefold(), TEXTS, n=1)
+    hint = f"Did you mean {nearest[0]}? " if nearest else ""
+    raise FileNotFoundError(
+        f"{text!r} is neither a file or folder nor the name of a data set of text. {hint}"
+        "To see the names: nomax data list"
+    )
+
+
+def _named(name: str, split: str, languages: tuple[str, str] | None, root: Path | None) -> Corpus:
+    entry = TEXTS[name]
+    if split not in SPLITS:
+        raise ValueError(f"split {split!r}: {name} has the splits {', '.join(SPLITS)}.")
+    if languages and set(languages) != set(entry.languages):
+        raise ValueError(f"languages {languages!r}: {name} has {' and '.join(entry.languages)}.")
+    folder = (root or cache_folder()) / name
+    if not entry.is_prepared(folder):
+        raise FileNotFoundError(
+            f"{name} is not in {folder.parent} yet. To fetch it ({entry.download / 1e6:,.0f} MB): nomax data get {name}"
+        )
+    try:
+        corpus = jsonl(folder / f"{split}.jsonl", languages or entry.languages)
+    except (ValueError, OSError) as error:
+        again = f"Remove that folder, then fetch it again: nomax data get {name}."
+        raise ValueError(f"the data set in {folder} is damaged: {error} {again}") from error
+    return Corpus(corpus.documents, corpus.languages, f"{name} ({split})")
+
+
+def _folder(path: Path, split: str, languages: tuple[str, str] | None, on_error: str) -> Corpus:
+    if split not in SPLITS:
+        raise ValueError(f"split {split!r}: a folder has the splits {', '.join(SPLITS)}.")
+    if (path / f"{split}.jsonl").is_file():
+        return jsonl(path / f"{split}.jsonl", languages)
+    files = sorted(file for file in path.glob(f"{split}.*") if file.is_file())
+    if languages is not None:
+        missing = [mark for mark in languages if path / f"{split}.{mark}" not in files]
+        if missing and files:
+            there = ", ".join(file.suffix[1:] for file in files)
+            raise ValueError(f"unknown language mark {missing[0]!r}: {path} has {split} in {there}.")
+        files = [path / f"{split}.{mark}" for mark in languages] if not missing else []
+    if len(files) != 2:
+        there = ", ".join(file.name for file in files) or "none of these"
+        raise FileNotFoundError(
+            f"{path} must hold {split}.jsonl, or {split}.SOURCE and {split}.TARGET with two marks of languages (with "
+            f"more than two, `languages` chooses); it holds {there}."
+        )
+    return text_files(files[0], files[1], languages, on_error)
+
+
+def _two(languages: Sequence[str] | None) -> tuple[str, str] | None:
+    if languages is None:
+        return None
+    if isinstance(languages, str) or len(languages) != 2 or languages[0] == languages[1]:
+        raise ValueError(f'languages is {languages!r}; it must be two different marks, such as ("en", "es").')
+    return languages[0], languages[1]
+
+
+def _paths(given: Paths) -> list[str]:
+    if isinstance(given, str | os.PathLike):
+        text = os.fspath(given)
+        parts = text.split(",")
+        return parts if len(parts) == 2 and text not in TEXTS and not Path(text).exists() else [text]
+    paths = [os.fspath(path) for path in given]
+    if len(paths) not in (1, 2):
+        raise ValueError(
+            f"{len(paths)} paths were given; one (a name, a folder or JSONL) or two (text files) are needed."
+        )
+    return paths
+
+
+def _file(text: str) -> Path:
+    path = Path(text).expanduser()
+    if not path.is_file():
+        raise FileNotFoundError(f"{text}: there is no such file.")
+    return path
+
+
+def _whole(split: str, title: str) -> None:
+    if split not in ("train", "all"):
+        raise ValueError(
+            f"split {split!r}: {title} has no splits; it is one corpus, which split='train' or 'all' gives. For "
+            f"others, make a folder with {', '.join(f'{name}.jsonl' for name in SPLITS)}."
+        )

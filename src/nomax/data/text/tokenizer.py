@@ -1,0 +1,154 @@
+"""The vocabulary: one for both languages, learned by sentencepiece from the training split alone."""
+
+import hashlib
+import io
+import os
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from nomax.data.text.corpus import Corpus
+
+PADDING, BEGIN, END, UNKNOWN, SEPARATOR = range(5)
+SMALLEST = 5 + 256  # the special pieces, and one for each byte
+MOST_SEGMENTS = 1_000_000  # that it learns from, spread evenly over the corpus: this bounds the memory
+LONGEST_SEGMENT = 1 << 14  # bytes
+
+
+class Tokenizer:
+    """Text to numbers and back. 0 is padding, 1 begin, 2 end, 3 unknown, 4 separates the segments of a document.
+
+    What it did not see in training it spells in bytes, so that decode(encode(text)) is the text with single spaces.
+    """
+
+    padding, begin, end, unknown, separator = PADDING, BEGIN, END, UNKNOWN, SEPARATOR
+
+    def __init__(self, model: bytes, title: str = "tokenizer"):
+        self._pieces = _library().SentencePieceProcessor()
+        try:
+            self._pieces.LoadFromSerializedProto(model)
+        except RuntimeError as error:
+            raise ValueError(f"{title} is not a vocabulary of sentencepiece: {error}.") from error
+        special = tuple(self._pieces.PieceToId(piece) for piece in ("<pad>", "<s>", "</s>", "<unk>", "<sep>"))
+        if special != tuple(range(5)):
+            raise ValueError(
+                f"{title} was not made by nomax: its <pad>, <s>, </s>, <unk> and <sep> are {special}, not 0 to 4."
+            )
+        self.model = model
+        self.digest = hashlib.sha256(model).hexdigest()
+
+    @classmethod
+    def train(cls, corpus: Corpus, vocabulary: int, path: str | os.PathLike[str] | None = None) -> "Tokenizer":
+        """Learn `vocabulary` pieces from both sides of a corpus, and write them to `path`.
+
+        The same corpus gives the same vocabulary, bit by bit.
+        """
+        if not isinstance(vocabulary, int) or vocabulary <= SMALLEST:
+            raise ValueError(
+                f"vocabulary is {vocabulary!r}; it must be more than {SMALLEST}: the bytes and special pieces."
+            )
+        model = io.BytesIO()
+        try:
+            _library().SentencePieceTrainer.Train(
+                sentence_iterator=_segments(corpus),
+                model_writer=model,
+                model_type="bpe",
+                vocab_size=vocabulary,
+                pad_id=PADDING,
+                bos_id=BEGIN,
+                eos_id=END,
+                unk_id=UNKNOWN,
+                control_symbols=["<sep>"],
+                normalization_rule_name="identity",
+                character_coverage=0.9999,
+                byte_fallback=True,
+                max_sentence_length=LONGEST_SEGMENT,
+                num_threads=1,
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            raise ValueError(
+                f"vocabulary is {vocabulary:,}, which sentencepiece cannot learn from {corpus.title}: {error}. "
+                "Take a smaller one, or more text."
+            ) from error
+        tokenizer = cls(model.getvalue())
+        if path is not None:
+            tokenizer.save(path)
+        return tokenizer
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Tokenizer":
+        """Read a vocabulary that was written by train or save."""
+        file = Path(path)
+        if not file.is_file():
+            raise FileNotFoundError(f"{file}: there is no such vocabulary.")
+        return cls(file.read_bytes(), str(file))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the vocabulary into a file that is complete or not there."""
+        file = Path(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        aside = file.with_name(f".{file.name}.{os.getpid()}")
+        try:
+            with aside.open("wb") as output:
+                output.write(self.model)
+                output.flush()
+                os.fsync(output.fileno())
+            os.replace(aside, file)
+        finally:
+            aside.unlink(missing_ok=True)
+
+    def encode(self, text: str) -> list[int]:
+        """The numbers of the pieces of a text, without begin and end."""
+        return list(self._pieces.EncodeAsIds(text))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of some pieces; special ones say nothing. Segments of a document are joined by a space."""
+        return " ".join(self.segments(ids))
+
+    def segments(self, ids: Sequence[int]) -> list[str]:
+        """The texts between separators: the translations of the single segments of a document."""
+        for number in ids:
+            if not 0 <= number < len(self):
+                raise ValueError(f"{number} is no piece of this vocabulary, which has {len(self):,}.")
+        parts: list[list[int]] = [[]]
+        for number in ids:
+            if number == SEPARATOR:
+                parts.append([])
+            else:
+                parts[-1].append(int(number))
+        return [str(self._pieces.DecodeIds(part)) for part in parts]
+
+    def check(self, vocabulary: int, digest: str | None = None, title: str = "the checkpoint") -> None:
+        """Raise ValueError unless this is the vocabulary of a model with so many pieces and, if known, this digest."""
+        if vocabulary != len(self):
+            raise ValueError(f"{title} has a vocabulary of {vocabulary:,} pieces, but this one has {len(self):,}.")
+        if digest is not None and digest != self.digest:
+            raise ValueError(
+                f"{title} was trained with the vocabulary {digest[:12]}…, but this one is {self.digest[:12]}…: its "
+                "pieces have other numbers. Use the vocabulary in the folder of the run."
+            )
+
+    def __len__(self) -> int:
+        """How many pieces there are."""
+        return int(self._pieces.GetPieceSize())
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({len(self):,} pieces, {self.digest[:12]}…)"
+
+    def __reduce__(self) -> tuple[type["Tokenizer"], tuple[bytes]]:
+        return Tokenizer, (self.model,)
+
+
+def _segments(corpus: Corpus) -> Iterator[str]:
+    every = max(1, -(-2 * len(corpus) // MOST_SEGMENTS))
+    return (text for pair in islice(corpus.pairs(), 0, None, every) for text in pair)
+
+
+def _library() -> Any:
+    try:
+        import sentencepiece
+    except ImportError as error:
+        raise ImportError("text needs sentencepiece: pip install nomax[text]") from error
+    return sentencepiece
