@@ -40,7 +40,7 @@ def test_values_and_gradients_are_those_of_the_closed_form(
 ) -> None:
     x = X.to(dtype).requires_grad_()
     grad = torch.randn(len(X), generator=torch.Generator().manual_seed(0)).to(dtype)
-    out = gelu(x, kind)
+    out = gelu(x, approximate=kind)
     (got,) = torch.autograd.grad(out, x, grad)
     wide = x.detach().double().requires_grad_()
     exact = closed_form(wide, kind)
@@ -55,12 +55,12 @@ def test_values_and_gradients_are_those_of_the_closed_form(
 def test_values_without_a_gradient_are_the_same_bits_whatever_the_threads(kind: str) -> None:
     x = torch.randn(70_001, requires_grad=True)
     with torch.no_grad():
-        out = gelu(x, kind)
-    assert torch.equal(out, gelu(x, kind))
+        out = gelu(x, approximate=kind)
+    assert torch.equal(out, gelu(x, approximate=kind))
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        assert torch.equal(out, gelu(x.detach(), kind))
+        assert torch.equal(out, gelu(x.detach(), approximate=kind))
     finally:
         torch.set_num_threads(before)
 
@@ -68,7 +68,7 @@ def test_values_without_a_gradient_are_the_same_bits_whatever_the_threads(kind: 
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_layout_is_served(kind: str) -> None:
     x = torch.randn(60, 3, 50).transpose(0, 2)[:, ::2].requires_grad_()
-    out = gelu(x, kind)
+    out = gelu(x, approximate=kind)
     (got,) = torch.autograd.grad(out.sum(), x)  # the gradient of a sum is an expanded number
     want = F.gelu(x, approximate=kind)
     torch.testing.assert_close(out, want)
@@ -78,7 +78,7 @@ def test_any_layout_is_served(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_numbers_beyond_all_bounds_stay_what_they_are(kind: str) -> None:
     x = torch.tensor([math.inf, 1e30, -1e30, math.nan, 0.0]).repeat(1000)
-    out = gelu(x, kind)[:5]
+    out = gelu(x, approximate=kind)[:5]
     assert out[:3].tolist() == [math.inf, x[1].item(), 0]
     assert math.isnan(out[3])
     assert out[4] == 0
@@ -87,7 +87,7 @@ def test_numbers_beyond_all_bounds_stay_what_they_are(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_there_is_a_second_derivative(kind: str) -> None:
     x = torch.linspace(-3, 3, 5000).requires_grad_()
-    (slope,) = torch.autograd.grad(gelu(x, kind).sum(), x, create_graph=True)
+    (slope,) = torch.autograd.grad(gelu(x, approximate=kind).sum(), x, create_graph=True)
     (bend,) = torch.autograd.grad(slope.sum(), x)
     wide = x.detach().double().requires_grad_()
     (exact,) = torch.autograd.grad(closed_form(wide, kind).sum(), wide, create_graph=True)
@@ -114,4 +114,38 @@ def test_without_a_compiler_it_is_only_slower(calls: list[int], monkeypatch: pyt
 
 def test_an_unknown_approximation_is_refused() -> None:
     with pytest.raises(ValueError, match='approximate=\'erf\' must be "none" or "tanh"'):
-        gelu(X, "erf")  # type: ignore[arg-type]
+        gelu(X, approximate="erf")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtypes", [(torch.float32,) * 2, (torch.bfloat16, torch.float32), (torch.bfloat16,) * 2])
+def test_a_bias_is_added_first_and_has_its_gradient(kind: str, dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    dtype = dtypes[0]
+    x, bias = torch.randn(7, 11, 67).to(dtype).requires_grad_(), torch.randn(67).to(dtypes[1]).requires_grad_()
+    out = gelu(x, bias, kind)
+    got = torch.autograd.grad(out.square().sum(), (x, bias))
+    wide_x, wide_bias = x.detach().double().requires_grad_(), bias.detach().double().requires_grad_()
+    exact = closed_form(wide_x + wide_bias, kind)
+    # What comes from above is the rounded result, so that only this function's own rounding is judged.
+    want = torch.autograd.grad(exact, (wide_x, wide_bias), 2 * out.detach().double())
+    slack = 1e-5 if dtype == torch.float32 else 2**-6
+    assert out.dtype == got[0].dtype == dtype
+    assert got[1].dtype == dtypes[1]
+    torch.testing.assert_close(out.double(), exact, rtol=slack, atol=slack)
+    torch.testing.assert_close(got[0].double(), want[0], rtol=slack, atol=slack)
+    torch.testing.assert_close(got[1].double(), want[1], rtol=slack, atol=30 * slack)
+
+
+@pytest.mark.parametrize("bias", [None, torch.linspace(-1, 1, 50)])
+def test_what_is_spent_is_overwritten_only_if_no_gradient_is_wanted(bias: Tensor | None) -> None:
+    x = torch.randn(100, 50)
+    want, before = gelu(x, bias), x.clone()
+    assert torch.equal(gelu(x.clone().requires_grad_(), bias, spent=True), want)
+    assert torch.equal(x, before)
+    kept = x.requires_grad_()
+    gelu(kept, bias, spent=True)
+    assert torch.equal(kept, before)
+    with torch.no_grad():
+        out = gelu(kept, bias, spent=True)
+    assert torch.equal(out, want)
+    assert out.data_ptr() == kept.data_ptr()

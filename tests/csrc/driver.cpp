@@ -222,15 +222,18 @@ struct Run {
   }
 };
 
-// GELU of `count` numbers from -9 to 9, and its gradient, cut at `cut` into two tasks.
-std::string check_gelu(Type type, bool tanh, int64_t count, int64_t cut) {
-  Dense x(Shape{1, 1, 1, count}), grad(x.shape);
-  Totals value(1, count), slope(1, count);
-  for (int64_t i = 0; i < count; i++) {
-    const double t = double((i * 37) % 145 - 72) / 8, a = std::sqrt(2 / M_PI), g = double(i % 9 - 4) / 4;
+// GELU of rows of numbers from -9 to 9, and its gradient, cut into two tasks; in place where no gradient is wanted.
+std::string check_gelu(Type type, bool tanh, bool with_bias, int64_t rows, int64_t width) {
+  Dense x(Shape{1, 1, rows, width}), grad(x.shape);
+  Totals value(size_t(rows), width), slope(size_t(rows), width);
+  std::vector<float> bias(size_t(width), 0);
+  for (int64_t i = 0; i < rows * width; i++) {
+    const double raw = double((i * 37) % 129 - 64) / 8, g = double(i % 9 - 4) / 4, a = std::sqrt(2 / M_PI);
+    if (with_bias) bias[size_t(i % width)] = float(i % width % 7) / 8;
+    const double t = raw + double(bias[size_t(i % width)]);
     const double inner = std::tanh(a * (t + 0.044715 * t * t * t)), normal = std::erfc(-t / std::sqrt(2.0)) / 2;
     const size_t place = size_t(i);
-    x.values[place] = t;
+    x.values[place] = raw;
     grad.values[place] = g;
     value.size[place] = slope.size[place] = 1 + std::fabs(t);
     value.value[place] = tanh ? t * (1 + inner) / 2 : t * normal;
@@ -238,12 +241,14 @@ std::string check_gelu(Type type, bool tanh, int64_t count, int64_t cut) {
         g * (tanh ? (1 + inner) / 2 + t * (1 - inner * inner) * a * (1 + 3 * 0.044715 * t * t) / 2
                   : normal + t * std::exp(-t * t / 2) / std::sqrt(2 * M_PI));
   }
-  const Tensor in(x, type, Layout::contiguous), gradient(grad, type, Layout::contiguous);
-  for (const bool backward : {false, true}) {
-    Tensor out(x.shape, type, Layout::contiguous);
-    const Elements e{in.memory.data(), backward ? gradient.memory.data() : nullptr, out.memory.data(), type, tanh};
-    kernel.gelu(e, 0, cut);
-    kernel.gelu(e, cut, count - cut);
+  const Tensor gradient(grad, type, Layout::contiguous);
+  for (const bool backward : {true, false}) {
+    Tensor in(x, type, Layout::contiguous), other(x.shape, type, Layout::contiguous);
+    Tensor& out = backward ? other : in;
+    const Elements e{in.memory.data(), backward ? gradient.memory.data() : nullptr, out.memory.data(), type, width,
+                     with_bias ? bias.data() : nullptr, tanh};
+    kernel.gelu(e, 0, rows / 3);
+    kernel.gelu(e, rows / 3, rows - rows / 3);
     const std::string wrong = out.difference(backward ? "gelu gradient" : "gelu", backward ? slope : value, FLOAT_SLACK);
     if (!wrong.empty()) return wrong;
   }
@@ -267,11 +272,11 @@ int main(int count, char** arguments) {
     }
   }
   for (Type type : {Type::float32, Type::bfloat16, Type::float16})
-    for (const bool tanh : {false, true})
-      for (const int64_t size : {1, 7, 16, 257, 1030}) {
-        const std::string wrong = check_gelu(type, tanh, size, size / 3);
+    for (const int64_t width : {1, 7, 16, 257, 1030})
+      for (const int way : {0, 1, 2, 3}) {
+        const std::string wrong = check_gelu(type, way & 1, way & 2, 4, width);
         (wrong.empty() ? passed : failed)++;
-        if (!wrong.empty()) std::printf("gelu of %d (%s): %s\n", int(size), type_names[int(type)], wrong.c_str());
+        if (!wrong.empty()) std::printf("gelu %d of %d (%s): %s\n", way, int(width), type_names[int(type)], wrong.c_str());
       }
   std::printf("%d passed, %d failed\n", passed, failed);
   return failed ? 1 : 0;

@@ -43,7 +43,8 @@ class MLP(nn.Module):
             nn.init.normal_(layer.bias, std=1e-6)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down(self.dropout(gelu(self.up(x), self.approximate)))
+        hidden = gelu(linear(x, self.up.weight), self.up.bias, self.approximate, spent=True)
+        out: Tensor = self.down(self.dropout(hidden))
         return out
 
 

@@ -1,4 +1,4 @@
-"""GELU on the CPU kernels: the same function as F.gelu, several times faster."""
+"""GELU on the CPU kernels: the same function as F.gelu, several times faster, of a product whose bias it adds."""
 
 from typing import Any, Literal
 
@@ -15,22 +15,28 @@ SMALL = 4096  # numbers; below, the way to the kernel takes longer than the work
 _without_kernels = False
 
 
-def gelu(x: Tensor, approximate: Literal["none", "tanh"] = "none") -> Tensor:
-    """F.gelu, computed by our kernels wherever they serve: on the CPU, eagerly, to the first derivative."""
-    global _without_kernels
+def gelu(
+    x: Tensor, bias: Tensor | None = None, approximate: Literal["none", "tanh"] = "none", *, spent: bool = False
+) -> Tensor:
+    """F.gelu(x + bias), computed by our kernels wherever they serve: on the CPU, eagerly, to the first derivative.
+
+    bias: [x's last dimension], as a linear layer has it: adding it here saves that layer a pass over its result.
+    spent: nobody needs x afterwards, so the result may take its place. (It does if no gradient is wanted.)
+    """
     if approximate not in ("none", "tanh"):
         raise ValueError(f'approximate={approximate!r} must be "none" or "tanh".')
-    if _without_kernels or not _serves(x):
-        return F.gelu(x, approximate=approximate)
-    try:
-        operators.load()
-    except build.BuildError:  # attention says what is wrong; this is only slower
-        _without_kernels = True
-        return F.gelu(x, approximate=approximate)
+    if not _serves(x):
+        return F.gelu(x if bias is None else (x + bias).to(x.dtype), approximate=approximate)
     tanh = approximate == "tanh"
-    if torch.is_grad_enabled() and x.requires_grad:
-        return _Gelu.apply(x, tanh)
-    return torch.ops.nomax.gelu(x.contiguous(), tanh)
+    rows, bias = x.contiguous().reshape(-1, x.shape[-1]), None if bias is None else bias.float()
+    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        out: Tensor = _Gelu.apply(rows, bias, tanh)
+    elif spent:
+        torch.ops.nomax.gelu_(rows, bias, tanh)
+        out = rows
+    else:
+        out = torch.ops.nomax.gelu(rows, bias, tanh)
+    return out.view(x.shape)
 
 
 def _serves(x: Tensor) -> bool:
@@ -42,20 +48,34 @@ def _serves(x: Tensor) -> bool:
         and not torch.compiler.is_compiling()  # a compiler fuses F.gelu with its neighbours
         and not torch._C._are_functorch_transforms_active()
         and forward_ad._current_level < 0
+        and _loaded()
     )
+
+
+def _loaded() -> bool:
+    global _without_kernels
+    if not _without_kernels:
+        try:
+            operators.load()
+        except build.BuildError:  # attention says what is wrong; this is only slower
+            _without_kernels = True
+    return not _without_kernels
 
 
 class _Gelu(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, x: Tensor, tanh: bool) -> Tensor:
-        x = x.contiguous()
-        context.save_for_backward(x)
+    def forward(context: Any, x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
+        context.save_for_backward(x, bias)
         context.tanh = tanh
-        return torch.ops.nomax.gelu(x, tanh)
+        return torch.ops.nomax.gelu(x, bias, tanh)
 
     @staticmethod
-    def backward(context: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (x,) = context.saved_tensors
+    def backward(context: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        x, bias = context.saved_tensors
         if torch.is_grad_enabled():  # somebody wants the second derivative
-            return torch.ops.aten.gelu_backward(grad, x, approximate="tanh" if context.tanh else "none"), None
-        return torch.ops.nomax.gelu_backward(grad.contiguous(), x, context.tanh), None
+            inner = x if bias is None else (x + bias).to(x.dtype)
+            slope = torch.ops.aten.gelu_backward(grad, inner, approximate="tanh" if context.tanh else "none")
+        else:
+            slope = torch.ops.nomax.gelu_backward(grad.contiguous(), x, bias, context.tanh)
+        wanted = bias is not None and context.needs_input_grad[1]
+        return slope, slope.sum(0, dtype=bias.dtype) if wanted else None, None

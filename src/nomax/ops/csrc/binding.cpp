@@ -379,30 +379,36 @@ Tensor attend_linear(Tensor query, Tensor key, Tensor value, double factor) {
   return out;
 }
 
-void gelu_into(const Tensor& x, const Tensor* grad, Tensor& out, bool tanh) {
-  constexpr int64_t PIECE = 1 << 14;
-  STD_TORCH_CHECK(x.is_cpu() && x.is_contiguous(), "nomax: gelu takes contiguous tensors on the CPU");
-  const Elements elements{x.data_ptr(), grad ? grad->data_ptr() : nullptr, out.data_ptr(), type_of(x, "x"), tanh};
+void gelu_into(const Tensor& x, const Tensor* grad, const Optional& bias, Tensor& out, bool tanh) {
+  constexpr int64_t PIECE = 1 << 14;      // numbers of a task
+  STD_TORCH_CHECK(x.is_cpu() && x.dim() == 2 && x.is_contiguous(), "nomax: gelu takes contiguous rows on the CPU");
+  STD_TORCH_CHECK(!grad || (grad->is_contiguous() && grad->numel() == x.numel() && grad->scalar_type() == x.scalar_type()),
+                  "nomax: the gradient does not fit gelu's input");
+  STD_TORCH_CHECK(!bias || (bias->is_contiguous() && bias->numel() == x.size(1) && bias->scalar_type() == ScalarType::Float),
+                  "nomax: the bias does not fit gelu's input");
+  const int64_t width = x.size(1), rows = width ? x.size(0) : 0, piece = std::max(int64_t(1), PIECE / std::max(int64_t(1), width));
+  const Elements elements{x.data_ptr(), grad ? grad->data_ptr() : nullptr, out.data_ptr(), type_of(x, "x"), width,
+                          bias ? static_cast<const float*>(bias->data_ptr()) : nullptr, tanh};
   const Kernel& k = kernel();
   std::vector<Task> tasks;
-  for (int64_t first = 0; first < x.numel(); first += PIECE)
-    tasks.push_back({0, 0, first, std::min(PIECE, x.numel() - first), nullptr});
+  for (int64_t first = 0; first < rows; first += piece)
+    tasks.push_back({0, 0, first, std::min(piece, rows - first), nullptr});
   run(tasks, 0, 20.0 * double(x.numel()), [&](const Task& task, void*) { k.gelu(elements, task.first, task.count); });
 }
 
-Tensor gelu(Tensor x, bool tanh) {
+Tensor gelu(Tensor x, Optional bias, bool tanh) {
   Tensor out = torch::stable::empty_like(x);
-  gelu_into(x, nullptr, out, tanh);
+  gelu_into(x, nullptr, bias, out, tanh);
   return out;
 }
 
-Tensor gelu_backward(Tensor grad, Tensor x, bool tanh) {
-  STD_TORCH_CHECK(grad.is_contiguous() && grad.numel() == x.numel() && grad.scalar_type() == x.scalar_type(),
-                  "nomax: the gradient does not fit gelu's input");
+Tensor gelu_backward(Tensor grad, Tensor x, Optional bias, bool tanh) {
   Tensor out = torch::stable::empty_like(x);
-  gelu_into(x, &grad, out, tanh);
+  gelu_into(x, &grad, bias, out, tanh);
   return out;
 }
+
+void gelu_in_place(Tensor x, Optional bias, bool tanh) { gelu_into(x, nullptr, bias, x, tanh); }
 
 }  // namespace
 }  // namespace nomax
@@ -419,8 +425,9 @@ STABLE_TORCH_LIBRARY(nomax, m) {
   m.def("attend_backward(Tensor grad, Tensor? grad_statistics, " NOMAX_ARGUMENTS
         ", bool bias) -> (Tensor, Tensor, Tensor, Tensor)");
   m.def("attend_linear(Tensor query, Tensor key, Tensor value, float factor) -> Tensor");
-  m.def("gelu(Tensor x, bool tanh) -> Tensor");
-  m.def("gelu_backward(Tensor grad, Tensor x, bool tanh) -> Tensor");
+  m.def("gelu(Tensor x, Tensor? bias, bool tanh) -> Tensor");
+  m.def("gelu_(Tensor(a!) x, Tensor? bias, bool tanh) -> ()");
+  m.def("gelu_backward(Tensor grad, Tensor x, Tensor? bias, bool tanh) -> Tensor");
   m.def("isa() -> str");
 }
 
@@ -430,6 +437,7 @@ STABLE_TORCH_LIBRARY_IMPL(nomax, CPU, m) {
   m.impl("attend_backward", TORCH_BOX(&nomax::attend_backward));
   m.impl("attend_linear", TORCH_BOX(&nomax::attend_linear));
   m.impl("gelu", TORCH_BOX(&nomax::gelu));
+  m.impl("gelu_", TORCH_BOX(&nomax::gelu_in_place));
   m.impl("gelu_backward", TORCH_BOX(&nomax::gelu_backward));
 }
 

@@ -21,30 +21,35 @@ struct GeluTanh {
   }
 };
 
-// out = gelu(x), or with a gradient grad·gelu'(x), in pieces that stay in the nearest cache.
-template <class H, bool Gradient> static void gelu_numbers(const Elements& e, int64_t first, int64_t count) {
+// out = gelu(x + bias), or with a gradient grad·gelu'(x + bias), in pieces that stay in the nearest cache.
+template <class H, bool Gradient> static void gelu_row(const Elements& e, int64_t start) {
   constexpr int64_t PIECE = 32 * W;
-  float x[PIECE] = {}, grad[PIECE] = {};
-  for (const int64_t end = first + count; first < end; first += PIECE) {
-    const int64_t some = least(PIECE, end - first);
-    read_row(e.x, e.type, first, 1, some, x);
-    if (Gradient) read_row(e.grad, e.type, first, 1, some, grad);
+  float x[PIECE] = {}, grad[PIECE] = {}, bias[PIECE] = {};
+  for (int64_t first = 0; first < e.width; first += PIECE) {
+    const int64_t some = least(PIECE, e.width - first);
+    read_row(e.x, e.type, start + first, 1, some, x);
+    if (Gradient) read_row(e.grad, e.type, start + first, 1, some, grad);
+    if (e.bias) read_row(e.bias, Type::float32, first, 1, some, bias);
     for (int64_t i = 0; i < some; i += W) {
+      Vec sum = load(x + i) + load(bias + i), h, d;
       if (Gradient) {
-        Vec h, d;
-        H::both(load(x + i), h, d);
+        H::both(sum, h, d);
         store(x + i, load(grad + i) * d);
       } else {
-        store(x + i, H::value(load(x + i)));
+        store(x + i, H::value(sum));
       }
     }
-    write_row(x, 1, some, e.out, e.type, first, 1);
+    write_row(x, 1, some, e.out, e.type, start + first, 1);
   }
 }
 
+template <class H> static void gelu_rows(const Elements& e, int64_t first, int64_t count) {
+  for (int64_t row = first; row < first + count; row++)
+    (e.grad ? gelu_row<H, true> : gelu_row<H, false>)(e, row * e.width);
+}
+
 static void gelu(const Elements& e, int64_t first, int64_t count) {
-  if (e.tanh) (e.grad ? gelu_numbers<GeluTanh, true> : gelu_numbers<GeluTanh, false>)(e, first, count);
-  else (e.grad ? gelu_numbers<Gelu, true> : gelu_numbers<Gelu, false>)(e, first, count);
+  (e.tanh ? gelu_rows<GeluTanh> : gelu_rows<Gelu>)(e, first, count);
 }
 
 }  // namespace NOMAX_ISA

@@ -50,11 +50,13 @@ struct Task {
   float* partial;              // backward: where this task sums its share of the query gradient
 };
 
-// Numbers that lie next to each other, one like the other. Without a gradient the values are wanted, else the gradient.
+// Rows of numbers, all one like the other. Without a gradient the values are wanted, else the gradient.
 struct Elements {
   const void *x, *grad;
-  void* out;
+  void* out;                   // may be x itself
   Type type;
+  int64_t width;               // of a row
+  const float* bias;           // a row that is added to every row of x, or null
   bool tanh;
 };
 
@@ -72,7 +74,7 @@ struct Kernel {
   int64_t (*linear_bytes)(const Problem&);
   void (*linear_keys)(const Problem&, const Task&, void* workspace);
   void (*linear_queries)(const Problem&, const Task&, void* workspace);
-  void (*gelu)(const Elements&, int64_t first, int64_t count);
+  void (*gelu)(const Elements&, int64_t first, int64_t count);      // of some rows
 };
 
 extern const Kernel kernel_portable, kernel_avx2, kernel_avx512, kernel_avx512_bf16;
