@@ -38,7 +38,7 @@ class Setup:
     """The h that studies of all h compare."""
     alphas: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5, 2.0)
     seeds: tuple[int, ...] = (0, 1, 2)
-    steps: int = 130
+    steps: int = 150
     batch_size: int = 64
     lr: float = 3e-3
     warmup: int = 20
