@@ -27,3 +27,14 @@ def test_every_phi_of_the_table_is_one():
 def test_the_measured_tables_are_what_the_bench_wrote():
     written = (Path(__file__).parent.parent / "benchmarks" / "results" / "attention.md").read_text()
     assert written.strip() in README
+
+
+def test_the_results_of_training_are_what_the_commands_wrote():
+    results = Path(__file__).parent.parent / "results"
+    for data in ("cifar10", "icons"):
+        assert (results / data / "comparison.md").read_text().strip() in README
+        shots = (results / data / "probe.txt").read_text().partition("average")[2].split("relu/L")
+        ten = [re.findall(r"[\d.]+ ± [\d.]+", line)[2] for line in shots]
+        assert f"| {ten[0]} | {ten[1]} |" in README
+    among = re.findall(r"([\d.]+%) +8,471", (results / "icons" / "evaluate.txt").read_text())
+    assert f"| {' | '.join(among)} |" in README
