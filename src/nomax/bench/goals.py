@@ -63,7 +63,7 @@ GOALS = (
 
 def judge(goal: Goal, results: Results) -> dict[str, Any]:
     """The goal's worst value in this run, where it was, and whether that keeps the bound."""
-    found = [] if results.smoke else list(_values(goal, results))
+    found = [] if results.smoke else list(values(goal, results))
     outcome: dict[str, Any] = {
         "goal": goal.text,
         "mode": goal.mode,
@@ -79,11 +79,12 @@ def judge(goal: Goal, results: Results) -> dict[str, Any]:
     return outcome
 
 
-def _values(goal: Goal, results: Results) -> Iterator[tuple[str, float]]:
+def values(goal: Goal, results: Results) -> Iterator[tuple[str, float]]:
+    """All that this run says about a goal, and where."""
     if goal.quantity == "memory share":
         for memory in results.memory:
             if memory.participant in goal.phis and memory.mode == goal.mode and memory.share is not None:
-                yield f"{memory.participant}, L = {memory.length}", memory.share
+                yield f"{memory.participant}, {memory.unit} = {memory.length}", memory.share
         return
     for case in results.cases:
         if case.shape in goal.shapes and case.dtype in goal.dtypes and case.mode == goal.mode:

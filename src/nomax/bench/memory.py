@@ -7,6 +7,7 @@ import ctypes
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,30 +30,42 @@ class Memory:
     mode: str
     length: int
     bytes: int | None = None
-    share: float | None = None  # of length × length float32 numbers
+    share: float | None = None  # of length × length float32 numbers, or of what a peer takes
     failure: str | None = None
+    unit: str = "L"  # what length counts
 
 
 def measure(participant: str, mode: str, length: int) -> Memory:
     """Measure in a fresh process."""
-    command = [sys.executable, "-m", "nomax.bench.memory", participant, mode, str(length)]
-    process = subprocess.run(command, capture_output=True, text=True)
-    if process.returncode != 0:
-        lines = process.stderr.strip().splitlines()
-        return Memory(participant, mode, length, failure=lines[-1] if lines else f"exit code {process.returncode}")
-    size = int(json.loads(process.stdout))
+    size = in_a_fresh_process("nomax.bench.memory", participant, mode, str(length))
+    if isinstance(size, str):
+        return Memory(participant, mode, length, failure=size)
     return Memory(participant, mode, length, size, size / (4 * length * length))
 
 
+def in_a_fresh_process(module: str, *arguments: str) -> int | str:
+    """The number that a module prints when it is run with these arguments, or why there is none."""
+    process = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True)
+    if process.returncode != 0:
+        lines = process.stderr.strip().splitlines()
+        return lines[-1] if lines else f"exit code {process.returncode}"
+    return int(json.loads(process.stdout))
+
+
 def extra_bytes(participant: str, mode: str, length: int) -> int:
-    """How far the peak of this process rises above its present memory during one call (Linux with glibc only)."""
+    """What one call adds to this process at its peak."""
     _attend(participant, mode, make_inputs(Shape("warm-up", "", 1, 1, 256, 256), torch.float32))
     inputs = make_inputs(Shape("long", "", 1, 1, length, length), torch.float32)
+    return rise(lambda: _attend(participant, mode, inputs))
+
+
+def rise(call: Callable[[], object]) -> int:
+    """How far the peak of this process rises above its present memory during a call (Linux with glibc only)."""
     # Memory that was freed but not given back would be used again, and what uses it would look free.
     ctypes.CDLL(None).malloc_trim(0)
     before = _resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from the present
-    _attend(participant, mode, inputs)
+    call()
     return _resident("VmHWM") - before
 
 

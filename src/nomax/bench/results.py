@@ -29,6 +29,7 @@ class Case:
     peak_flop: float | None = None
     differences: dict[str, float] = field(default_factory=dict)  # of peers that compute relu/L, relative to ours
     unavailable: dict[str, str] = field(default_factory=dict)  # participants that could not run, and why
+    ours: tuple[str, ...] = ()  # which participants are ours; none named: those that end with "/L"
 
     def best(self, name: str) -> float | None:
         """The least seconds of a participant; None if it did not take part."""
@@ -51,7 +52,7 @@ class Case:
 
     def computed(self) -> dict[str, Any]:
         """Everything that follows from the samples."""
-        phis = [name for name in self.samples if name.endswith("/L")]
+        phis = [name for name in self.samples if name in self.ours or (not self.ours and name.endswith("/L"))]
         peers = [name for name in self.samples if name not in (*phis, "peak")]
         return {
             "best": {name: self.best(name) for name in self.samples},

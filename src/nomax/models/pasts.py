@@ -16,7 +16,7 @@ PRUNE_EVERY = 16
 
 class Pasts(Protocol):
     def decode(self, token: Tensor) -> Tensor:
-        """Add a token to every beam, and return the logits [B, K, vocabulary] of the next one."""
+        """Add a token to every beam, the same one at first, and return the logits [B, K, vocabulary] of the next."""
 
     def follow(self, parent: Tensor) -> None:
         """Let beam k of a sentence continue what was its beam parent[k]."""
@@ -41,6 +41,10 @@ class Tree:
         self.ancestors = torch.zeros((len(encoded.mask), beams, 0), dtype=torch.bool, device=device)
 
     def decode(self, token: Tensor) -> Tensor:
+        if not self.ancestors.shape[2]:  # a tree has one root
+            self.ancestors = self.ancestors.new_ones((*token.shape, 1))
+            logits = self.model.decode(token[:, :1], self.encoded, self.caches, self.ancestors[:, :1])
+            return logits.repeat(1, self.beams, 1)
         self.ancestors = torch.cat([self.ancestors, self.itself.expand(len(token), -1, -1)], dim=2)
         return self.model.decode(token, self.encoded, self.caches, self.ancestors)
 
