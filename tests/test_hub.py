@@ -157,7 +157,7 @@ def test_a_name_that_is_no_folder_is_fetched_from_the_hub(tmp_path: Path, monkey
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)
     loaded = models.load("someone/vit", revision="v2")
     assert torch.equal(loaded.head.weight, saved.head.weight)
-    assert asked == [("someone/vit", "v2", ["config.json", "model.safetensors", "README.md"])]
+    assert asked == [("someone/vit", "v2", ["config.json", "model.safetensors", "README.md", "vocabulary.model"])]
     with pytest.raises(FileNotFoundError, match=r"no folder 'runs/vit', and no model .* hub: no network$"):
         models.load("runs/vit")
     with pytest.raises(FileNotFoundError, match=r"no folder '../vit', nor is that the id"):

@@ -11,7 +11,10 @@ from nomax import __version__
 # Each module has a dataclass Options, which becomes the command's options and help, and run(options) -> exit code.
 COMMANDS = {
     "train vit": ("nomax.train.vit", "train a vision transformer, one φ or several side by side"),
-    "evaluate": ("nomax.evaluate.commands.evaluate", "accuracy of trained models, also among a subset of their labels"),
+    "train translate": ("nomax.train.translate", "train a translation model, one φ or several side by side"),
+    "train language": ("nomax.train.language", "train a causal language model, one φ or several side by side"),
+    "evaluate": ("nomax.evaluate.commands.evaluate", "accuracy of image models, BLEU of translations, perplexity"),
+    "translate": ("nomax.evaluate.commands.translate", "translate lines or documents from standard input"),
     "probe": ("nomax.evaluate.commands.probe", "few-shot linear probes of trained models on other data sets"),
     "rows": ("nomax.evaluate.commands.rows", "statistics of attention weights by layer and head: a table and a plot"),
     "maps": ("nomax.evaluate.commands.maps", "a picture of where models look, side by side"),
@@ -27,6 +30,8 @@ COMMANDS = {
     "bench attention": ("nomax.bench.attention", "measure attention's speed and memory against its peers"),
     "bench vit": ("nomax.bench.vit", "measure the speed of the ViT against timm's"),
     "bench data": ("nomax.bench.data", "measure the input pipeline against torchvision's"),
+    "bench translate": ("nomax.bench.translate", "measure ReLUFormer against softmax, entmax and Marian"),
+    "bench memory": ("nomax.bench.memory_layer", "measure memories of many slots against plain PyTorch"),
     "bench probe": ("nomax.bench.probe", "measure the few-shot probe against scikit-learn's ridge classifier"),
 }
 

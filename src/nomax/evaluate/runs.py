@@ -1,17 +1,21 @@
 """A trained model, wherever it is: the folder of a run, a saved model, or a model on the hub."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from nomax import models, train
+from nomax.data.text import Tokenizer
 from nomax.data.transforms import Evaluation
 from nomax.evaluate.features import WHOLE_BELOW
-from nomax.models import ViT
-from nomax.train import VisionConfig
-from nomax.train.configure import slug
+from nomax.models import ReLUFormer, ViT
+from nomax.models.hub import VOCABULARY
+from nomax.train import TextConfig, VisionConfig
+from nomax.train.phis import slug, spoken
 
 
 @dataclass(frozen=True)
@@ -50,23 +54,93 @@ class Run:
         return self.config.data
 
 
+@dataclass(frozen=True)
+class TextRun:
+    """A model of text in evaluation mode, its vocabulary, and how it was trained.
+
+    A saved model does not say how: it is taken for one of single segments, in the direction that the data have.
+    """
+
+    name: str
+    model: ReLUFormer
+    tokenizer: Tokenizer
+    config: TextConfig
+    known: bool = True
+    """Whether the configuration is that of its training."""
+
+    @property
+    def title(self) -> str:
+        """What tables call it: its name and its φ, or one of them where it says both."""
+        phi = spoken(self.model.config.phi)
+        return phi if self.name == slug(phi) else self.name if phi in self.name else f"{self.name} ({phi})"
+
+    @property
+    def translates(self) -> bool:
+        """Whether it is not a language model."""
+        return self.model.config.encoder_layers > 0
+
+
 def load(path: str | Path, device: str | None = None) -> Run:
     """Load a run folder, a saved model folder, or a model of the hub ("owner/name"); onto a GPU if there is one."""
+    run = load_any(path, device)
+    if isinstance(run, TextRun):
+        raise ValueError(f"{path} is a model of text, not of images: nomax evaluate and nomax translate take it.")
+    return run
+
+
+def load_text(path: str | Path, device: str | None = None) -> TextRun:
+    """Load a run folder or a saved model folder of text, onto a GPU if there is one."""
+    run = load_any(path, device)
+    if isinstance(run, Run):
+        raise ValueError(f"{path} is a model of images, not of text.")
+    return run
+
+
+def load_any(path: str | Path, device: str | None = None) -> Run | TextRun:
+    """Load a run or a saved model of images or of text."""
     folder = Path(path).expanduser()
+    name = folder.resolve().name if folder.exists() else str(path)
     if (folder / "model.safetensors").is_file():
-        model, config = models.load(str(folder)), None
-    elif (folder / "config.json").is_file():
+        model = models.load(str(folder))
+        if isinstance(model, ReLUFormer):
+            return _saved_text(name, _moved(model, device), folder)
+        return Run(name, _moved(model, device))
+    if (folder / "config.json").is_file():
+        if _is_text(folder / "config.json"):
+            text_model, tokenizer, text_config = train.load_text_run(folder)
+            return TextRun(name, _moved(text_model, device), tokenizer, text_config)
         model, config = train.load_run(folder)
-    elif not folder.exists() and str(path).count("/") == 1 and str(path)[0] not in "./~":
-        model, config = models.load(str(path)), None
-    else:
-        raise FileNotFoundError(f"{path} is neither a run folder nor a saved model: {_instead(folder)}")
+        return Run(name, _moved(model, device), config)
+    if not folder.exists() and str(path).count("/") == 1 and str(path)[0] not in "./~":
+        model = models.load(str(path))
+        if isinstance(model, ReLUFormer):
+            raise ValueError(f"{path} is a model of text on the hub: download its whole folder, and give that.")
+        return Run(name, _moved(model, device))
+    raise FileNotFoundError(f"{path} is neither a run folder nor a saved model: {_instead(folder)}")
+
+
+def _moved(model: Any, device: str | None) -> Any:
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        model = model.to(where).eval()
+        return model.to(where).eval()
     except (RuntimeError, AssertionError) as error:  # what torch raises for a device that is not there
         raise ValueError(f"device {where!r} cannot be used: {str(error).partition(chr(10))[0]}") from error
-    return Run(folder.resolve().name if folder.exists() else str(path), model, config)
+
+
+def _is_text(config: Path) -> bool:
+    try:
+        return "task" in json.loads(config.read_bytes())
+    except ValueError:
+        return False  # whoever reads it next says what is wrong with it
+
+
+def _saved_text(name: str, model: ReLUFormer, folder: Path) -> TextRun:
+    if not (folder / VOCABULARY).is_file():
+        raise FileNotFoundError(f"{folder} has no {VOCABULARY}: without its vocabulary a model says nothing.")
+    tokenizer = Tokenizer.load(folder / VOCABULARY)
+    tokenizer.check(model.config.vocabulary, title=str(folder))
+    task: Any = {"task": "translate"} if model.config.encoder_layers else {"task": "language", "languages": ("en",)}
+    return TextRun(name, model, tokenizer, TextConfig(model=model.config, **task), known=False)
 
 
 def _instead(folder: Path) -> str:
@@ -79,12 +153,21 @@ def _instead(folder: Path) -> str:
 
 
 def load_all(paths: Sequence[str], device: str | None = None) -> list[Run]:
-    """Load several; those of the same name are told apart by their paths."""
+    """Load several of images; those of the same name are told apart by their paths."""
+    return _several(paths, device, load)
+
+
+def load_mixed(paths: Sequence[str], device: str | None = None) -> list[Run | TextRun]:
+    """Load several of images and text; those of the same name are told apart by their paths."""
+    return _several(paths, device, load_any)
+
+
+def _several(paths: Sequence[str], device: str | None, one: Callable[[str, str | None], Any]) -> list[Any]:
     if not paths:
         raise ValueError("give at least one run: the folder that `nomax train` wrote, or a saved model.")
     if len(set(paths)) < len(paths):
         raise ValueError(f"the same run is named twice: {' '.join(paths)}.")
-    runs = [load(path, device) for path in paths]
+    runs = [one(path, device) for path in paths]
     names = [run.name for run in runs]
     return [
         run if names.count(run.name) == 1 else replace(run, name=path) for run, path in zip(runs, paths, strict=True)

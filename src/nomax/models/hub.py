@@ -27,6 +27,7 @@ MODELS: dict[str, tuple[type, Any]] = {
 }
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
+VOCABULARY = "vocabulary.model"  # beside a text model, if whoever trained it put one there
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -141,7 +142,7 @@ def _download(name: str, revision: str | None) -> Path:
             "pip install 'nomax[hub]'"
         ) from None
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=[CONFIG, WEIGHTS, CARD]))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=[CONFIG, WEIGHTS, CARD, VOCABULARY]))
     except (OSError, ValueError) as error:  # no network, no such model, no right to it: all of them are OSErrors
         reason = str(error).strip().partition("\n")[0]
         raise FileNotFoundError(

@@ -10,7 +10,7 @@ token attends to it, and it is not counted in L. Without an encoder the decoder 
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -71,8 +71,9 @@ class View:
 class Tally:
     """Calls attention, and keeps the penalties of its rows if anybody asked for them."""
 
-    def __init__(self, wanted: bool) -> None:
+    def __init__(self, wanted: bool | Literal["sequences"], margin: float = 0.7) -> None:
         self.found: list[Penalties] | None = [] if wanted else None
+        self.margin, self.by_sequence = margin, wanted == "sequences"
 
     def __call__(self, attention: Attention, x: Tensor, view: View) -> Tensor:
         how: Any = {"attn_mask": view.mask, "is_causal": view.is_causal, "cache": view.cache}
@@ -80,13 +81,13 @@ class Tally:
             plain: Tensor = attention(x, view.context, **how)
             return plain
         out, rows = attention(x, view.context, return_rows=True, **how)
-        self.found.append(penalties(rows, view.visible))
+        self.found.append(penalties(rows, view.visible, self.margin, by_sequence=self.by_sequence))
         return out
 
     def mean(self) -> Penalties:
         """Each attention counts alike, however many rows it has."""
         normalisation, entropy = zip(*self.found or (), strict=True)
-        return Penalties(torch.stack(normalisation).mean(), torch.stack(entropy).mean())
+        return Penalties(torch.stack(normalisation).mean(0), torch.stack(entropy).mean(0))
 
 
 class Layer(nn.Module):
@@ -149,13 +150,20 @@ class ReLUFormer(nn.Module):
         return cls(**asdict(config))
 
     def forward(
-        self, source: Tensor, target: Tensor | None = None, *, penalties: bool = False
+        self,
+        source: Tensor,
+        target: Tensor | None = None,
+        *,
+        penalties: bool | Literal["sequences"] = False,
+        margin: float = 0.7,
     ) -> Tensor | tuple[Tensor, Penalties]:
         """Logits [B, T, vocabulary] of the token after each of target; a language model takes its text alone.
 
-        penalties: return also the two of ReLUFormer, averaged over tokens, heads and layers.
+        penalties: return also the two of ReLUFormer, averaged over tokens, heads and layers; with "sequences" [B] each,
+            of every sequence by itself, which do not depend on the others in the batch.
+        margin: the share of log n above which the entropy of a row over n keys is penalised.
         """
-        tally = Tally(penalties)
+        tally = Tally(penalties, margin)
         if self.encoder:
             if target is None:
                 raise ValueError("this model translates: call it with source and target, or use search.")

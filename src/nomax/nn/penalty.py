@@ -24,18 +24,23 @@ class Penalties(NamedTuple):
     entropy: Tensor
 
 
-def penalties(rows: Rows, visible: Tensor, margin: float = 0.7, *, normalized: bool = False) -> Penalties:
+def penalties(
+    rows: Rows, visible: Tensor, margin: float = 0.7, *, normalized: bool = False, by_sequence: bool = False
+) -> Penalties:
     """Measure how far rows of weights are from summing to 1 and from an entropy of at most margin · log(visible keys).
 
     rows: what attention(..., return_rows=True) returns.
     visible: how many keys each query may see, broadcasting to the rows: nomax.visible_keys, or Attention.visible.
         Rows without a visible key do not count.
+    by_sequence: the means of each sequence by itself, [batch], instead of all rows.
     normalized: take the entropy of the weights divided by their sum, instead of -Σ_j s_ij·log s_ij as they are.
     """
     seen = (visible > 0).expand(rows.sum.shape)
-    count = seen.sum().clamp(min=1)
     sums = rows.sum
     logarithm = torch.where(sums > SMALLEST, sums.clamp(min=SMALLEST).log(), sums / SMALLEST + _TANGENT_AT_ZERO)
     entropy = rows.normalized_entropy if normalized else rows.entropy
     above = (entropy - margin * visible.clamp(min=1).to(entropy.dtype).log()).clamp(min=0)
-    return Penalties(*(each.masked_fill(~seen, 0).sum() / count for each in (logarithm.abs(), above)))
+    kept = seen.flatten(1 if by_sequence else 0)
+    count = kept.sum(-1).clamp(min=1)
+    both = (each.masked_fill(~seen, 0).reshape(kept.shape).sum(-1) / count for each in (logarithm.abs(), above))
+    return Penalties(*both)

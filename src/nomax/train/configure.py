@@ -1,14 +1,13 @@
 """From the options of `nomax train vit` to the configuration of a run."""
 
 import dataclasses
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nomax.data import ArraySource, Source
-from nomax.phi import Phi
 from nomax.train.config import VisionConfig
+from nomax.train.phis import slug
 from nomax.train.recipes import RECIPES
 
 if TYPE_CHECKING:
@@ -77,21 +76,6 @@ def run_name(options: "Options") -> Path:
         *(["smoke"] if options.smoke else []),
     ]
     return Path("runs", "-".join(map(slug, words)))
-
-
-def slug(text: str) -> str:
-    """A text as part of a file name: "relu/L" is relu-L."""
-    return re.sub(r"[^\w.+]+", "-", text).strip("-.")
-
-
-def check_phis(phis: tuple[str, ...]) -> list[str]:
-    """Each φ in its normal spelling; the same one twice is a slip."""
-    if not phis:
-        raise ValueError("--phi needs at least one φ, such as relu/L.")
-    normal = [str(Phi.parse(phi)) for phi in phis]
-    if len({slug(phi) for phi in normal}) < len(normal):
-        raise ValueError(f"--phi {' '.join(phis)}: the same φ is there twice.")
-    return normal
 
 
 def _channels(source: Source) -> int:

@@ -34,6 +34,8 @@ class Outcome:
     finished: bool
     seconds: float
     evaluation: dict[str, float]
+    units: int = 0
+    """Images or tokens that were learned from."""
 
 
 def train(
@@ -48,7 +50,7 @@ def train(
     if loop.step:
         bar.say(f"Continuing from step {loop.step}.")
     if world.leads:
-        with Metrics(folder, loop.step, tensorboard) as metrics:
+        with Metrics(folder, loop.step, tensorboard, config.EVALUATED) as metrics:
             return loop.run(stop, bar, metrics), loop.kept
     return loop.run(stop, bar, None), loop.kept
 
@@ -86,7 +88,7 @@ class Loop(Generic[Batch]):
                 asked = evaluation is None  # the next start will do it
                 if evaluation:
                     evaluations[self.step] = evaluation
-                    bar.say(_sentence(self.step, evaluation))
+                    bar.say(f"step {self.step}, {config.EVALUATED}: {_words(evaluation)}")
                     if metrics:
                         metrics.write({"step": self.step, "evaluation": evaluation})
             if self.step != saved and (finished or asked or self.step % config.checkpoint_every == 0):
@@ -95,7 +97,8 @@ class Loop(Generic[Batch]):
                 self.save()
                 saved = self.step
             if finished or asked:
-                return Outcome(self.step, finished and not asked, self.seconds, evaluations.get(self.step, {}))
+                found = evaluations.get(self.step, {})
+                return Outcome(self.step, finished and not asked, self.seconds, found, self.units)
             began = time.monotonic()
             line, asked = self.update(next(batches), stop)
             self.seconds += time.monotonic() - began
@@ -107,7 +110,8 @@ class Loop(Generic[Batch]):
     def update(self, batch: Batch, stop: Stop) -> tuple[dict[str, float], bool]:
         """One step: the gradient of the mean loss over all ranks, clipped, and AdamW. Says too if a rank shall stop."""
         size = self.world.sum({"size": self.task.size(batch)})["size"]
-        rate = self.config.lr * optimiser.schedule(self.step, self.config.steps, self.config.warmup)
+        config = self.config
+        rate = config.lr * optimiser.schedule(self.step, config.steps, config.warmup, config.schedule)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
         sums: dict[str, float | Tensor] = {"stop": float(stop.asked)}
@@ -212,8 +216,8 @@ def _seed(seed: int, step: int, rank: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()[:8], "little") >> 1
 
 
-def _sentence(step: int, evaluation: dict[str, float]) -> str:
-    words = [
+def _words(evaluation: dict[str, float]) -> str:
+    shown = (
         f"{name} {value:.2%}" if name == "accuracy" else f"{name} {value:.4f}" for name, value in evaluation.items()
-    ]
-    return f"step {step}, test: {', '.join(words)}"
+    )
+    return ", ".join(shown)

@@ -21,6 +21,7 @@ class LoopConfig:
     MACHINE: ClassVar[frozenset[str]] = frozenset(
         {"accumulate", "compile", "distribute", "device", "threads", "workers", "checkpoint_every", "keep"}
     )
+    EVALUATED: ClassVar[str] = "test"  # the split that is looked at during the training, and at its end
 
     steps: int = 0
     batch_size: int = 4096
@@ -43,6 +44,7 @@ class LoopConfig:
     distribute: Literal["ddp", "fsdp"] = "ddp"
     device: str = "auto"
     threads: int = 0  # 0: as many as torch would take
+    schedule: Literal["cosine", "inverse-sqrt"] = "cosine"  # of the learning rate, after its warm-up
 
     def check(self) -> None:
         """Raise a ValueError that names the field, unless these values make sense together."""

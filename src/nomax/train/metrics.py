@@ -34,10 +34,11 @@ def last(folder: Path) -> dict[str, Any]:
 class Metrics:
     """The metrics of a run that goes on from a step: lines of later steps are taken back, so none is there twice."""
 
-    def __init__(self, folder: Path, step: int, tensorboard: bool = False) -> None:
+    def __init__(self, folder: Path, step: int, tensorboard: bool = False, evaluated: str = "test") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / FILE
         self.evaluations: dict[int, dict[str, float]] = {}
+        self._evaluated = evaluated
         kept = 0
         for line, end in _lines(path.read_bytes() if path.exists() else b""):
             if line["step"] > step:
@@ -55,7 +56,7 @@ class Metrics:
         if "evaluation" in line:
             self.evaluations[line["step"]] = dict(line["evaluation"])
         if self._board is not None:
-            values = {f"test/{name}": value for name, value in line.get("evaluation", {}).items()}
+            values = {f"{self._evaluated}/{name}": value for name, value in line.get("evaluation", {}).items()}
             values |= {f"train/{name}": line[name] for name in line if name not in ("step", "evaluation")}
             for name, value in values.items():
                 self._board.add_scalar(name, value, line["step"])

@@ -8,26 +8,36 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
+from nomax.nn import Memory
 from nomax.train.loop_config import LoopConfig
 
 KERNELS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-def schedule(step: int, total: int, warmup: int) -> float:
-    """The share of the learning rate at a step (counted from 0): a linear warm-up from 0, and a cosine that ends at 0.
+def schedule(step: int, total: int, warmup: int, kind: str = "cosine") -> float:
+    """The share of the learning rate at a step (counted from 0): a linear warm-up from 0, then a cosine that ends at 0.
 
     As in big_vision, the cosine begins where the warm-up ends, and the first step of all has a learning rate of 0.
+    "inverse-sqrt" falls as 1/√step instead, as in Vaswani et al. (2017), and does not depend on the number of steps.
     """
-    progress = min(max((step - warmup) / (total - warmup), 0.0), 1.0)
     rise = min(1.0, step / warmup) if warmup else 1.0
+    if kind == "inverse-sqrt":
+        start = max(warmup, 1)
+        return rise * math.sqrt(start / max(step, start))
+    progress = min(max((step - warmup) / (total - warmup), 0.0), 1.0)
     return 0.5 * (1 + math.cos(math.pi * progress)) * rise
 
 
 def kernels(model: nn.Module) -> Iterator[Tensor]:
-    """The weights of linear and convolutional layers: what big_vision calls `.*/kernel$`, and lets decay."""
+    """The weights of linear and convolutional layers, which big_vision calls `.*/kernel$` and lets decay.
+
+    The keys and values of a memory are such weights, too: those of a feed-forward layer.
+    """
     for module in model.modules():
         if isinstance(module, KERNELS):
             yield module.weight
+        elif isinstance(module, Memory):
+            yield from (module.keys, module.values)
 
 
 def make(model: nn.Module, config: LoopConfig) -> AdamW:

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -13,12 +14,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from nomax.train import metrics, progress
-from nomax.train.config import VisionConfig
 from nomax.train.distributed import World, chosen
+from nomax.train.kinds import RunConfig, kind_of
 from nomax.train.one import explained, load_and_train
+from nomax.train.phis import spoken
 from nomax.train.stop import Stop
 
-Job = tuple[VisionConfig, Path]
+Job = tuple[RunConfig, Path]
 
 
 def train_in_parallel(jobs: Sequence[Job], command: str, stop: Stop, console: Console, tensorboard: bool) -> int:
@@ -36,23 +38,26 @@ def train_in_parallel(jobs: Sequence[Job], command: str, stop: Stop, console: Co
         for process in processes:
             process.join()
     codes = [code if code >= 0 else 128 - code for process in processes if (code := process.exitcode) is not None]
-    for code, (_, folder) in zip(codes, jobs, strict=True):
+    for code, (config, folder) in zip(codes, jobs, strict=True):
         text = _log(folder).read_text().strip().splitlines()
         if code not in (0, 130, 143):
-            print(f"nomax train vit: {folder} failed. The end of {_log(folder)}:", file=sys.stderr)
+            print(
+                f"nomax {kind_of(config).command(config)}: {folder} failed. The end of {_log(folder)}:", file=sys.stderr
+            )
             print("\n".join(text[-8:]), file=sys.stderr)
         elif text:
             console.print(text[-1], soft_wrap=True)
     return stop.exit_code or max(codes)
 
 
-def _work(config: VisionConfig, folder: Path, command: str, tensorboard: bool, parent: int) -> None:
+def _work(config: RunConfig, folder: Path, command: str, tensorboard: bool, parent: int) -> None:
     with _log(folder).open("a", buffering=1) as log, Stop(parent) as stop:
         sys.stdout = sys.stderr = log
         torch.set_num_threads(config.threads or 1)
         console = Console(file=log, highlight=False, width=120)
         world = World(torch.device(chosen(config.device)))
-        code = explained(lambda: load_and_train(config, folder, command, world, stop, console, tensorboard))
+        work = partial(load_and_train, config, folder, command, world, stop, console, tensorboard)
+        code = explained(work, kind_of(config).command(config))
     os._exit(code)
 
 
@@ -60,7 +65,7 @@ def _watch(jobs: Sequence[Job], processes: Sequence[BaseProcess], stop: Stop, co
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
     told, printed = False, time.monotonic()
     with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as bars:
-        tasks = [bars.add_task(config.model.phi, total=config.steps, text="") for config, _ in jobs]
+        tasks = [bars.add_task(spoken(config.model.phi), total=config.steps, text="") for config, _ in jobs]
         while any(process.is_alive() for process in processes):
             if stop.asked and not told:
                 told = True
@@ -72,7 +77,7 @@ def _watch(jobs: Sequence[Job], processes: Sequence[BaseProcess], stop: Stop, co
             if not console.is_terminal and time.monotonic() - printed > progress.PLAIN_EVERY:
                 printed = time.monotonic()
                 for (config, _), line in zip(jobs, lines, strict=True):
-                    start = f"{config.model.phi}: step {line.get('step', 0)}/{config.steps}"
+                    start = f"{spoken(config.model.phi)}: step {line.get('step', 0)}/{config.steps}"
                     console.print(f"{start}, {progress.words(line)}", soft_wrap=True)
             time.sleep(0.2)
 

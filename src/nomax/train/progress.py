@@ -1,5 +1,6 @@
 """What a run shows while it works: a bar in a terminal, a line now and then elsewhere."""
 
+import math
 import resource
 import sys
 import time
@@ -76,10 +77,16 @@ class Bar:
 
 
 def words(line: Mapping[str, float]) -> str:
-    """The loss and the accuracy of a line of the metrics."""
+    """The loss and the accuracy of a line of the metrics, and of text its perplexity."""
     pieces = [f"loss {line['loss']:.4f}"] if "loss" in line else []
+    pieces += [f"perplexity {perplexity(line['nll']):.4g}"] if "nll" in line else []
     pieces += [f"accuracy {line['accuracy']:.1%}"] if "accuracy" in line else []
     return ", ".join(pieces)
+
+
+def perplexity(nll: float) -> float:
+    """exp of the mean negative log-likelihood of a token; infinite where that is too large for a number."""
+    return math.exp(nll) if nll < 700 else math.inf
 
 
 def peak_memory() -> int:

@@ -1,25 +1,15 @@
 """`nomax train vit`: train a vision transformer with any φ, or several side by side."""
 
-import os
-import shlex
-import sys
-from dataclasses import dataclass, fields
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import torch
-from rich.console import Console
-
-from nomax.train import distributed
+from nomax.train import command
 from nomax.train import run as run_folder
-from nomax.train.compare import compare
-from nomax.train.config import VisionConfig
-from nomax.train.configure import check_phis, configure, run_name, slug
-from nomax.train.one import explained, load_and_train
-from nomax.train.parallel import train_in_parallel
-from nomax.train.stop import Stop
+from nomax.train.configure import configure, run_name
 from nomax.train.vision import load
+
+TITLE = "train vit"
 
 
 @dataclass(frozen=True)
@@ -114,67 +104,19 @@ class Options:
 
 def run(options: Options) -> int:
     """Train. See Options for the exit codes."""
-    console = Console(highlight=False)
-    try:
-        jobs = _jobs(options)
-    except (ValueError, OSError, ImportError) as error:
-        print(f"nomax train vit: {error}", file=sys.stderr)
-        return 2
-    command = spelled(options)
-    with distributed.world(options.device) as world, Stop() as stop:
-        if options.parallel and len(jobs) > 1:
-            code = train_in_parallel(jobs, command, stop, console, options.tensorboard)
-        else:
-            code = 0
-            for config, folder in jobs:
-                if config.threads:
-                    torch.set_num_threads(config.threads)
-                work = partial(load_and_train, config, folder, command, world, stop, console, options.tensorboard)
-                code = max(code, explained(work))
-                if code > 1:  # asked to stop; after the failure of one φ the others are still worth training
-                    break
-        if world.leads and code <= 1:
-            _tell_what_came_out([folder for _, folder in jobs], command, console)
-    return code
-
-
-def _jobs(options: Options) -> list[tuple[VisionConfig, Path]]:
-    """The configuration and the folder of each φ; an error says what is wrong with the options before anything runs."""
-    phis = check_phis(options.phi)
-    if options.parallel and "RANK" in os.environ:
-        raise ValueError("--parallel and torchrun do not go together: leave out one of them.")
-    train, _ = load(options.data, options.on_error)
-    configs = [configure(options, phi, train) for phi in phis]
-    out = options.out or run_name(options)
-    folders = [out] if options.out and len(phis) == 1 else [out / slug(phi) for phi in phis]
-    for config, folder in zip(configs, folders, strict=True):
-        run_folder.check(folder, config)
-    return list(zip(configs, folders, strict=True))
+    return command.train(options, TITLE, lambda: _jobs(options))
 
 
 def spelled(options: Options) -> str:
     """The command line that gives these options."""
-    words = ["nomax", "train", "vit"]
-    if "RANK" in os.environ:
-        words = ["torchrun", "--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"], "-m", "nomax.cli", "train", "vit"]
-    for field in fields(options):
-        value, name = getattr(options, field.name), field.name.replace("_", "-")
-        if value == field.default:
-            continue
-        if isinstance(field.default, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            words += [f"--{name}", *map(str, value if isinstance(value, tuple) else [value])]
-    return shlex.join(words)
+    return command.spelled(options, TITLE)
 
 
-def _tell_what_came_out(folders: list[Path], command: str, console: Console) -> None:
-    done = [folder for folder in folders if run_folder.result(folder)]
-    if len(folders) > 1 and done:
-        compare(folders[0].parent, done, command, console)
-    if not done:
-        return
-    names = " ".join(map(str, done))
-    console.print(
-        f"Next: nomax probe {names} (few-shot accuracy), or nomax.train.load_run({str(done[0])!r}).", soft_wrap=True
-    )
+def _jobs(options: Options) -> list[command.Job]:
+    """The configuration and the folder of each φ; an error says what is wrong with the options before anything runs."""
+    places = command.places(options, run_name(options))
+    train, _ = load(options.data, options.on_error)
+    jobs: list[command.Job] = [(configure(options, phi, train), folder) for phi, folder in places]
+    for config, folder in jobs:
+        run_folder.check(folder, config)
+    return jobs

@@ -1,4 +1,4 @@
-"""`nomax evaluate`: the accuracy of trained models, over all classes and over a subset of them."""
+"""`nomax evaluate`: how good trained models are: accuracy on images, BLEU or perplexity on text."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,31 +11,39 @@ from rich.table import Table
 
 from nomax import data
 from nomax.evaluate.accuracy import Score, classify
-from nomax.evaluate.commands import terminal
-from nomax.evaluate.runs import Run, load_all
+from nomax.evaluate.commands import evaluate_text, terminal
+from nomax.evaluate.runs import Run, TextRun, load_mixed
 from nomax.evaluate.sources import first_of_each
 from nomax.evaluate.subset import LabelMap, named
 
 
 @dataclass(frozen=True)
 class Options:
-    """Measure the accuracy of trained models on test images.
+    """Measure the accuracy of trained models on test images, BLEU and chrF of translations, perplexity of text.
 
     With --subset the top class among some columns of the head counts, without fine-tuning. That is how Wortsman et al.
     report ImageNet-1k accuracy of models of ImageNet-21k: nomax evaluate RUN --data IMAGENET --subset imagenet1k. Where
     the data set has all of the head's classes, only images of the subset's classes count for it: --subset icons.
+
+    BLEU and chrF are sacrebleu's, printed with their signatures, over single segments; for runs of documents also over
+    whole documents.
     """
 
     runs: terminal.Runs
     """Run folders that `nomax train` wrote, saved models, or models of the hub."""
     data: str | None = None
-    """A name (`nomax data list`), a folder, shards, torchvision:… or hf:…; if not given, each run's own data set."""
+    """A name (`nomax data list`), a folder, shards, torchvision:… or hf:…, or text files; if not given, each run's own
+    data set."""
     split: str = "test"
-    """Which part of the data set."""
+    """Which part of the data set; "all" for text files that have no parts."""
     subset: str | None = None
     """imagenet1k (of 21,843 classes), icons (with at least 30 drawings), or a file: one column or class per line."""
+    beams: int = 4
+    """Of a translation: how many hypotheses are extended; 1 is greedy."""
+    length_penalty: float = 0.6
+    """Of a translation: 0 compares probabilities, more favours longer ones."""
     batch_size: int = 64
-    """Images that pass through the model at a time."""
+    """Images that pass through the model at a time; of text, 64 times as many tokens."""
     workers: int = 0
     """Processes that prepare images."""
     device: str | None = None
@@ -43,21 +51,27 @@ class Options:
     output: Path | None = None
     """Write the results into this JSON file, too."""
     smoke: bool = False
-    """Try it on two images of each of the first three classes: shows only that it works."""
+    """Try it on two images of each of the first three classes, or on four segments: shows only that it works."""
 
 
 def run(options: Options) -> int:
     """Return 0, or 2 if the options cannot be served."""
     console = Console()
     try:
-        runs = load_all(options.runs, options.device)
+        runs = load_mixed(options.runs, options.device)
+        images = [one for one in runs if isinstance(one, Run)]
+        texts = [one for one in runs if isinstance(one, TextRun)]
         with terminal.progress(console) as progress:
-            found = [_evaluate(options, one, progress) for one in runs]
+            found = [_evaluate(options, one, progress) for one in images]
+            read = [evaluate_text.evaluate(options, one, progress) for one in texts]
     except terminal.EXPECTED as error:
         return terminal.tell("evaluate", error)
-    console.print(_table(options, found))
-    for note in dict.fromkeys(entry["note"] for entry in found if entry["note"]):
-        console.print(note)
+    if found:
+        console.print(_table(options, found))
+        for note in dict.fromkeys(entry["note"] for entry in found if entry["note"]):
+            console.print(note)
+    evaluate_text.show(read, options.smoke, console)
+    found += read
     if options.output is not None:
         terminal.write_json(options.output, {"smoke": options.smoke, "results": found})
         console.print(f"Written: {options.output}", highlight=False)

@@ -1,0 +1,178 @@
+"""What differs between runs of images and runs of text. Everything else about a run is the same for both."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import nn
+
+from nomax import models
+from nomax.models.hub import VOCABULARY
+from nomax.train import text_data, vision
+from nomax.train.config import VisionConfig
+from nomax.train.distributed import World
+from nomax.train.loop import Outcome
+from nomax.train.phis import spoken
+from nomax.train.progress import perplexity
+from nomax.train.task import Task
+from nomax.train.text import TextTask
+from nomax.train.text_config import TextConfig
+from nomax.train.vision import VisionTask
+
+RunConfig = VisionConfig | TextConfig
+
+
+class Kind(Protocol):
+    """Runs of one kind: how they begin, and what is told about their end."""
+
+    unit: str
+    """What is counted, in the plural."""
+
+    def command(self, config: Any) -> str:
+        """The command that trains it."""
+        ...
+
+    def task(self, config: Any, folder: Path, world: World) -> Task[Any]:
+        """The model, its data and its loss. Of many ranks, the leading one may write into the run folder."""
+        ...
+
+    def result(self, config: Any, outcome: Outcome) -> dict[str, Any]:
+        """What result.json holds."""
+        ...
+
+    def summary(self, result: dict[str, Any]) -> str:
+        """A result in a few words."""
+        ...
+
+    def row(self, result: dict[str, Any]) -> dict[str, str]:
+        """A result as a row of the table that compares runs, by its columns."""
+        ...
+
+    def export(self, config: Any, folder: Path, weights: dict[str, Any], result: dict[str, Any], command: str) -> None:
+        """Write the model, in the hub layout, below the run folder."""
+        ...
+
+    def advice(self, config: Any, folders: list[Path]) -> str:
+        """What to do next with finished runs."""
+        ...
+
+
+class _Vision:
+    unit = VisionTask.unit
+
+    def command(self, config: VisionConfig) -> str:
+        return "train vit"
+
+    def task(self, config: VisionConfig, folder: Path, world: World) -> VisionTask:
+        return VisionTask(config, *vision.load(config.data, config.on_error))
+
+    def result(self, config: VisionConfig, outcome: Outcome) -> dict[str, Any]:
+        speed = round(outcome.step * config.batch_size / outcome.seconds, 1)
+        return _result(config, outcome) | {"images_per_second": speed} | _evaluation(config, outcome)
+
+    def summary(self, result: dict[str, Any]) -> str:
+        return f"{result['test_accuracy']:.2%} of the test images right after {result['steps']} steps"
+
+    def row(self, result: dict[str, Any]) -> dict[str, str]:
+        return {
+            "φ": result["phi"],
+            "test accuracy": f"{result['test_accuracy']:.2%}",
+            "test loss": f"{result['test_loss']:.4f}",
+            "steps": str(result["steps"]),
+            "images/s": f"{result['images_per_second']:.0f}",
+            "minutes": f"{result['seconds'] / 60:.1f}",
+        }
+
+    def export(
+        self, config: VisionConfig, folder: Path, weights: dict[str, Any], result: dict[str, Any], command: str
+    ) -> None:
+        card = {
+            "data": config.data,
+            "recipe": config.recipe,
+            "steps": f"{config.steps:,} of {config.batch_size:,} images",
+            "accuracy": f"{result['test_accuracy']:.2%} on the test split",
+            "command": command,
+        }
+        _save(models.ViT.from_config(config.model), weights, folder, card)
+
+    def advice(self, config: VisionConfig, folders: list[Path]) -> str:
+        names = " ".join(map(str, folders))
+        return f"nomax probe {names} (few-shot accuracy), or nomax.train.load_run({str(folders[0])!r})"
+
+
+class _Text:
+    unit = TextTask.unit
+
+    def command(self, config: TextConfig) -> str:
+        return f"train {config.task}"
+
+    def task(self, config: TextConfig, folder: Path, world: World) -> TextTask:
+        tokenizer = text_data.vocabulary(config, folder)
+        if world.leads and not (folder / VOCABULARY).is_file():
+            tokenizer.save(folder / VOCABULARY)
+        splits = (text_data.of_run(config, split) for split in ("train", "valid"))
+        return TextTask(config, *(text_data.examples(config, corpus, tokenizer) for corpus in splits))
+
+    def result(self, config: TextConfig, outcome: Outcome) -> dict[str, Any]:
+        speed = round(outcome.units / outcome.seconds, 1)
+        found = {"tokens_per_second": speed, "tokens": outcome.units} | _evaluation(config, outcome)
+        return _result(config, outcome) | found | {"valid_perplexity": perplexity(outcome.evaluation["nll"])}
+
+    def summary(self, result: dict[str, Any]) -> str:
+        return f"a perplexity of {result['valid_perplexity']:.4g} on the validation split after {result['steps']} steps"
+
+    def row(self, result: dict[str, Any]) -> dict[str, str]:
+        return {
+            "φ": spoken(result["phi"]),
+            "perplexity": f"{result['valid_perplexity']:.4g}",
+            "valid loss": f"{result['valid_loss']:.4f}",
+            "accuracy": f"{result['valid_accuracy']:.2%}",
+            "steps": str(result["steps"]),
+            "tokens/s": f"{result['tokens_per_second']:.0f}",
+            "minutes": f"{result['seconds'] / 60:.1f}",
+        }
+
+    def export(
+        self, config: TextConfig, folder: Path, weights: dict[str, Any], result: dict[str, Any], command: str
+    ) -> None:
+        length = f"documents of {config.model.max_length:,} tokens" if config.documents else "single segments"
+        weight = (config.normalisation_penalty, config.entropy_penalty)
+        card = {
+            "data": f"{config.data}, {' to '.join(config.languages)}, {length}",
+            "recipe": config.recipe,
+            "steps": f"{config.steps:,} of at most {config.batch_size:,} tokens; {result['tokens']:,} in all",
+            "penalties": "normalisation × {:g}, entropy × {:g}".format(*weight),
+            "perplexity": f"{result['valid_perplexity']:.4g} per token on the validation split",
+            "vocabulary": f"{VOCABULARY}, SHA-256 {config.vocabulary or 'not noted'}",
+            "command": command,
+        }
+        tokenizer = text_data.vocabulary(config, folder)
+        tokenizer.save(folder / "model" / VOCABULARY)
+        _save(models.ReLUFormer.from_config(config.model), weights, folder, card)
+
+    def advice(self, config: TextConfig, folders: list[Path]) -> str:
+        evaluate = f"nomax evaluate {' '.join(map(str, folders))}"
+        if config.task == "language":
+            return f"{evaluate} (perplexity on the test split), or nomax.train.load_text_run({str(folders[0])!r})"
+        return f"{evaluate} (BLEU), or nomax translate {folders[0]} < in.txt > out.txt"
+
+
+_VISION, _TEXT = _Vision(), _Text()
+
+
+def kind_of(config: RunConfig) -> Kind:
+    """The kind of a run."""
+    return _TEXT if isinstance(config, TextConfig) else _VISION
+
+
+def _result(config: RunConfig, outcome: Outcome) -> dict[str, Any]:
+    return {"phi": config.model.phi, "steps": outcome.step, "seconds": round(outcome.seconds, 1)}
+
+
+def _evaluation(config: RunConfig, outcome: Outcome) -> dict[str, float]:
+    return {f"{config.EVALUATED}_{name}": value for name, value in outcome.evaluation.items()}
+
+
+def _save(model: nn.Module, weights: dict[str, Any], folder: Path, card: Mapping[str, object]) -> None:
+    model.load_state_dict(weights)
+    models.save(model, folder / "model", card)

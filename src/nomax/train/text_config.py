@@ -1,0 +1,65 @@
+"""What a run of text is told, a translation's or a language model's; config.json in the run folder holds it."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from nomax.models import ReLUFormerConfig
+from nomax.train.loop_config import LoopConfig
+
+
+@dataclass(frozen=True)
+class TextConfig(LoopConfig):
+    """How a ReLUFormer is trained: the model, its data, and all the numbers. `batch_size` counts tokens.
+
+    Examples are at most model.max_length tokens long, on each side; longer pairs are cut into parts.
+    """
+
+    EVALUATED: ClassVar[str] = "valid"
+
+    warmup: int = 4000
+    weight_decay: float = 0.0
+    beta2: float = 0.98
+    schedule: Literal["cosine", "inverse-sqrt"] = "inverse-sqrt"
+
+    task: Literal["translate", "language"] = "translate"
+    recipe: str = "base"
+    model: ReLUFormerConfig = field(default_factory=lambda: ReLUFormerConfig(8000))
+    data: str = "bible-en-es"
+    valid: str = ""  # other data to evaluate on during the training; "": the split of that name
+    languages: tuple[str, ...] = ("en", "es")  # source and target; one for a language model
+    documents: bool = False  # examples of model.max_length tokens, cut and joined from documents; else single pairs
+    vocabulary: str = ""  # its SHA-256; "": any
+    epochs: float = 0.0  # where the number of steps came from; 0 if it was given itself
+    label_smoothing: float = 0.1
+    # Weights of ReLUFormer's penalties in the loss. No source gives the paper's.
+    normalisation_penalty: float = 0.0
+    entropy_penalty: float = 0.0
+    margin: float = 0.7  # of the entropy's: the share of log n that rows over n keys may have
+    valid_examples: int = 0  # 0: evaluate on all of them
+
+    @property
+    def penalised(self) -> bool:
+        """Whether the penalties are in the loss."""
+        return self.normalisation_penalty > 0 or self.entropy_penalty > 0
+
+    def check(self) -> None:
+        """Raise a ValueError that names the field, unless these values make sense together."""
+        super().check()
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing={self.label_smoothing} must be at least 0 and below 1.")
+        for name in ("normalisation_penalty", "entropy_penalty"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 0.")
+        if self.batch_size < self.model.max_length:
+            raise ValueError(
+                f"batch_size={self.batch_size:,} tokens cannot hold an example of {self.model.max_length:,}: pass a "
+                "larger --batch-size, or shorter examples (--documents, --max-length)."
+            )
+        if self.model.max_length < 2:
+            raise ValueError(f"max_length={self.model.max_length} must be at least 2: a token and the end.")
+        translates, sides = self.task == "translate", len(self.languages)
+        if translates != (self.model.encoder_layers > 0) or sides != 1 + translates:
+            raise ValueError(
+                f"task={self.task!r} with encoder_layers={self.model.encoder_layers} and {sides} languages: a "
+                "translation has an encoder and two languages, a language model no encoder and one language."
+            )

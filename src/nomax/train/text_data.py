@@ -1,0 +1,87 @@
+"""The text of a run: its corpus, its vocabulary, and what it shows the model at once."""
+
+import hashlib
+from pathlib import Path
+
+from filelock import FileLock
+
+from nomax.data import cache_folder, text
+from nomax.data.text import Corpus, Document, Example, Pair, Tokenizer, files
+from nomax.models.hub import VOCABULARY
+from nomax.train.text_config import TextConfig
+
+
+def load(data: str, split: str, task: str = "translate", languages: tuple[str, ...] | None = None) -> Corpus:
+    """One split of a data set. For a language model both sides of a pair are the same text.
+
+    A language model also reads plain text: a file, or a folder with train.txt, valid.txt and test.txt, in which an
+    empty line ends a document.
+    """
+    if task == "translate":
+        return text.load(data, split, languages=languages)
+    language = languages[0] if languages else None
+    path = Path(data).expanduser()
+    plain = [path / f"{split}.txt", path / f"{split}.{language}"] if path.is_dir() else [path]
+    for file in plain:
+        if file.is_file() and file.suffix != ".jsonl":
+            mark = language or file.suffix[1:] or "text"
+            if file == path and split not in ("train", "all"):
+                raise ValueError(f"split {split!r}: {data} has no splits, it is one text.")
+            return files.text_files(file, file, (mark, mark))
+    documents = path / f"{split}.jsonl" if path.is_dir() else path
+    if language and documents.is_file():
+        return files.jsonl(documents, (language, language))
+    return _one_side(text.load(data, split), language)
+
+
+def of_run(config: TextConfig, split: str) -> Corpus:
+    """One split of a run's data."""
+    data = config.valid if split == "valid" and config.valid else config.data
+    if data == config.data:
+        return load(data, split, config.task, config.languages)
+    whole = "," in data or Path(data).expanduser().is_file()
+    return load(data, "all" if whole else split, config.task, config.languages)
+
+
+def vocabulary(config: TextConfig, folder: Path) -> Tokenizer:
+    """The vocabulary of a run: the one in its folder, or else learned from its training split."""
+    file = folder / VOCABULARY
+    tokenizer = Tokenizer.load(file) if file.is_file() else learned(of_run(config, "train"), config.model.vocabulary)
+    tokenizer.check(config.model.vocabulary, config.vocabulary or None, str(folder))
+    return tokenizer
+
+
+def learned(corpus: Corpus, size: int) -> Tokenizer:
+    """A vocabulary of so many pieces, learned once from a corpus and kept beside the data sets."""
+    content = hashlib.sha256(f"{size}".encode())
+    for pair in corpus.pairs():
+        content.update("\0".join(["", *pair]).encode("utf-8", "surrogatepass"))
+    file = cache_folder() / "vocabularies" / f"{content.hexdigest()[:32]}.model"
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{file}.lock"):  # ranks, and runs side by side, learn it once
+            return Tokenizer.load(file) if file.is_file() else Tokenizer.train(corpus, size, file)
+    except OSError:  # a home that cannot be written to: then it is learned anew each time
+        return Tokenizer.train(corpus, size)
+
+
+def examples(config: TextConfig, corpus: Corpus, tokenizer: Tokenizer, *, join: bool = True) -> list[Example]:
+    """The pairs of a corpus, or stretches of its documents, as the run has them; join lets a stretch go on after the
+    end of a document."""
+    side = "both" if config.task == "translate" else "target"
+    longest = config.model.max_length
+    if config.documents:
+        return text.documents(corpus, tokenizer, longest, join=join, too_long="split", side=side)
+    return text.sentences(corpus, tokenizer, longest=longest, too_long="split", side=side)
+
+
+def _one_side(corpus: Corpus, language: str | None) -> Corpus:
+    mark = language or corpus.languages[0]
+    if mark not in corpus.languages:
+        raise ValueError(f"language {mark!r}: {corpus.title} has {' and '.join(corpus.languages)}.")
+    side = corpus.languages.index(mark)
+    documents = (
+        Document(document.name, tuple(Pair(pair[side], pair[side]) for pair in document.pairs))
+        for document in corpus.documents
+    )
+    return Corpus(tuple(documents), (mark, mark), corpus.title)
