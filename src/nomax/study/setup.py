@@ -41,7 +41,7 @@ class Setup:
     steps: int = 600
     batch_size: int = 16
     """Small: with as many images seen, more and smaller steps come further (see docs/decisions.md)."""
-    lr: float = 3e-3
+    lr: float = 2e-3
     warmup: int = 60
     precision: Literal["fp32", "bf16"] = "fp32"
     augment: bool = False
