@@ -348,7 +348,10 @@ def test_a_worker_says_nothing_when_its_parent_hangs_up_in_the_middle_of_a_batch
 
 
 PROGRAM = """
+import signal
 import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell takes away from what runs in its background
+
 from nomax.data.batches import batches
 from nomax.data.folders import FolderSource
 from nomax.data.order import Order
