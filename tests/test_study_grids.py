@@ -1,4 +1,4 @@
-"""The grids of the four studies: what they hold, that they pair, and that they share runs."""
+"""The grids of the studies of images: what they hold, that they pair, and share runs; and what all studies say."""
 
 import dataclasses
 from collections import Counter
@@ -13,11 +13,12 @@ from nomax.study.studies import STUDIES
 
 SEEDS = (0, 1, 2)
 NAMES = ("scaling", "alpha", "qk-norm", "gate")
+TEXT_NAMES = ("memory", "relu-attention", "documents", "text-phi")
 TITLE_LENGTH = 70
 
 
-def test_the_studies_are_the_papers_four_figures_and_the_choice_of_a_rate() -> None:
-    assert tuple(STUDIES) == (*NAMES, "rate")
+def test_the_studies_are_the_papers_four_figures_the_choice_of_a_rate_and_four_of_text() -> None:
+    assert tuple(STUDIES) == (*NAMES, "rate", *TEXT_NAMES)
     with pytest.raises(ValueError, match="did you mean qk-norm"):
         study.load("qknorm")
 
@@ -72,7 +73,7 @@ def test_only_scaling_measures_transfer() -> None:
     assert not any(run.probes for run in grid("alpha", SETUP, (0,)))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *TEXT_NAMES])
 def test_a_study_says_what_it_shows_how_to_run_it_and_what_came_out(name: str) -> None:
     module = study.load(name)
     text = module.__doc__ or ""
@@ -85,7 +86,7 @@ def test_a_study_says_what_it_shows_how_to_run_it_and_what_came_out(name: str) -
 
 
 def test_together_the_studies_judge_every_claim_once() -> None:
-    judged = [claim for name in NAMES for claim in study.load(name).CLAIMS]
+    judged = [claim for name in (*NAMES, *TEXT_NAMES) for claim in study.load(name).CLAIMS]
     assert sorted(judged) == sorted(CLAIMS)
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from nomax import data, models
 from nomax.evaluate import fewshot, subset
 from nomax.evaluate.features import features
-from nomax.study.run import Run
+from nomax.study.image_run import ImageRun
 from nomax.study.setup import Setup
 from nomax.study.store import Store
 from nomax.study.work import BUSY, settle
@@ -56,7 +56,7 @@ def test_the_key_is_of_what_is_run_and_not_of_how(setup):
     run = setup.run("relu/L")
     assert len(run.key) == 16
     assert int(run.key, 16) >= 0
-    same = Run(replace(run.config, threads=3, checkpoint_every=1, workers=2, device="cpu", keep=9))
+    same = ImageRun(replace(run.config, threads=3, checkpoint_every=1, workers=2, device="cpu", keep=9))
     assert same.key == run.key == setup.run("relu / L^1.0").key
     others = [
         setup.run("relu"),
@@ -64,7 +64,8 @@ def test_the_key_is_of_what_is_run_and_not_of_how(setup):
         setup.run("relu/L", patch=4),
         setup.run("relu/L", qk_norm=False),
     ]
-    others += [setup.run("relu/L", gate="silu"), Run(run.config, ("digits",)), Run(run.config, subset="icons")]
+    others += [ImageRun(run.config, ("digits",)), ImageRun(run.config, subset="icons")]
+    others += [setup.run("relu/L", gate="silu")]
     others += [replace(setup, **{name: 5}).run("relu/L") for name in ("steps", "batch_size", "warmup", "test_images")]
     assert len({run.key, *(other.key for other in others)}) == len(others) + 1
 
@@ -76,8 +77,8 @@ def test_a_run_is_still_known_when_configurations_have_new_fields(setup):
 
     run = setup.run("relu/L")
     settings = {field.name: getattr(run.config, field.name) for field in fields(run.config)}
-    assert Run(Later(**settings)).key == run.key
-    assert Run(Later(**settings, invented=1.0)).key != run.key
+    assert ImageRun(Later(**settings)).key == run.key
+    assert ImageRun(Later(**settings, invented=1.0)).key != run.key
 
 
 def test_a_run_ends_with_an_outcome_that_says_what_the_saved_model_can_do(setup, store):

@@ -8,7 +8,7 @@ It shows that the runner works. What came out: nothing.
 from dataclasses import replace
 
 from nomax.study.figure import Figure, Table, sheet
-from nomax.study.row import Row
+from nomax.study.row import ImageRow, Row
 from nomax.study.verdict import Verdict
 
 TITLE = "A study of seconds"
@@ -61,4 +61,4 @@ def row(key: str = "0" * 16, **changes) -> Row:
         "seconds": 2.0,
         "core_seconds": 1.5,
     }
-    return replace(Row(**facts), **changes)
+    return replace(ImageRow(**facts), **changes)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 # The order of the papers; other studies follow by name.
-ORDER = ("scaling", "alpha", "qk-norm", "gate")
+ORDER = ("scaling", "alpha", "qk-norm", "gate", "memory", "relu-attention", "documents", "text-phi")
 
 ADVICE = "`nomax study NAME` writes such a folder to results/NAME."
 

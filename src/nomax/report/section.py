@@ -21,7 +21,7 @@ STATISTICS: dict[str, tuple[str, Callable[[float], str]]] = {
     "effective_keys": ("Effective number of keys", plain),
 }
 # Of a run, what says nothing to a reader (key) or has columns of its own (probes).
-LEFT_OUT = ("key", "probes")
+LEFT_OUT = ("key", "probes", "measured")
 
 
 @dataclass(frozen=True)
@@ -151,10 +151,12 @@ def _curves_table(curves: Sequence[Curve]) -> Sheet | None:
 
 
 def _run(run: dict[str, Any]) -> dict[str, Any]:
-    """A run as a line of a table: every probe is a column."""
+    """A run as a line of a table: every probe and measurement is a column."""
     probes = run.get("probes")
     shots = {f"ten_shot {name}": value for name, value in probes.items()} if isinstance(probes, dict) else {}
-    return {name.replace("_", " "): value for name, value in {**run, **shots}.items() if name not in LEFT_OUT}
+    measured = run.get("measured")
+    found = {**run, **shots, **(measured if isinstance(measured, dict) else {})}
+    return {name.replace("_", " "): value for name, value in found.items() if name not in LEFT_OUT}
 
 
 def _means(run: Attention, name: str) -> list[tuple[float, float]]:

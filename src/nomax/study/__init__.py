@@ -1,13 +1,13 @@
 """Studies: a question becomes a grid of runs, the runs a figure, and the figure a verdict.
 
 A study is a module in nomax.study.studies, or any Python file: TITLE, CLAIMS, grid(setup, seeds), figures(rows, setup)
-and verdicts(rows, setup). `nomax study NAME` runs it.
+and verdicts(rows, setup). `nomax study NAME` runs it. One of text says so with KIND = "text".
 """
 
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 if TYPE_CHECKING:
     from nomax.study.studies import Study
@@ -27,6 +27,11 @@ def load(name: str) -> "Study":
     sys.modules[spec.name] = module  # dataclasses look for their module there
     spec.loader.exec_module(module)
     return cast("Study", module)
+
+
+def kind(study: "Study") -> Literal["images", "text"]:
+    """What the runs of a study are about: its KIND says so, and images if it has none."""
+    return "text" if getattr(study, "KIND", "images") == "text" else "images"
 
 
 def short(name: str) -> str:

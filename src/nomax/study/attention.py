@@ -15,7 +15,7 @@ from nomax.evaluate import Run as Trained
 from nomax.evaluate import attention_maps, load, maps_figure, row_statistics
 from nomax.evaluate.sources import part
 from nomax.phi import SOFTMAX
-from nomax.study.row import Row
+from nomax.study.row import ImageRow
 from nomax.study.store import Store
 
 IMAGES = 8  # for row statistics
@@ -24,7 +24,7 @@ MOST = 6  # runs, so that their maps fit on a page
 LAYERS = 4
 
 
-def chosen(rows: Sequence[Row]) -> list[Row]:
+def chosen(rows: Sequence[ImageRow]) -> list[ImageRow]:
     """The runs to look into: of the first seed, the middle length and one size, softmax and the others at α = 1."""
     done = [row for row in rows if row.status == "done"]
     if not done:
@@ -36,7 +36,7 @@ def chosen(rows: Sequence[Row]) -> list[Row]:
     return [row for row in near if row.activation == SOFTMAX or math.isclose(row.alpha, 1)][:MOST]
 
 
-def statistics(rows: Sequence[Row], store: Store) -> list[dict[str, Any]]:
+def statistics(rows: Sequence[ImageRow], store: Store) -> list[dict[str, Any]]:
     """The entries of rows_statistics.json: every head of every layer."""
     found = []
     for row in rows:
@@ -46,7 +46,7 @@ def statistics(rows: Sequence[Row], store: Store) -> list[dict[str, Any]]:
     return found
 
 
-def maps(rows: Sequence[Row], store: Store) -> bytes:
+def maps(rows: Sequence[ImageRow], store: Store) -> bytes:
     """The picture of where they look, as PNG."""
     shown, image = {}, torch.empty(0)
     for row in rows:
@@ -59,7 +59,7 @@ def maps(rows: Sequence[Row], store: Store) -> bytes:
     return maps_figure.draw(image, shown, layers, "Where the mean patch looks (mean over heads)", ".png")
 
 
-def _images(trained: Trained, row: Row, number: int) -> list[torch.Tensor]:
+def _images(trained: Trained, row: ImageRow, number: int) -> list[torch.Tensor]:
     """So many test images as the model sees them, from the first on, spread evenly."""
     source = data.load(row.data, "test")
     places = np.linspace(INDEX, len(source) - 1, number).round().astype(np.int64)

@@ -30,7 +30,7 @@ class Estimate:
 
     def seconds(self, run: Run, share: float = 1.0) -> float:
         """How long a run will take, or the share of it that is left."""
-        rates = self._rates.get(run.config.model.variant) or [rate for some in self._rates.values() for rate in some]
+        rates = self._rates.get(run.facts["variant"]) or [rate for some in self._rates.values() for rate in some]
         rate = statistics.median(rates) if rates else 1 / FLOP_PER_SECOND
         return START + share * rate * run.train_flops
 

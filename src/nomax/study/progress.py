@@ -80,6 +80,6 @@ class View:
 
 def outcome(row: Row) -> str:
     """What came out of a run, in a few words."""
-    if row.accuracy is not None:
-        return f"{row.accuracy:.2%} of the test images right in {spelled(row.seconds)}"
+    if row.status == "done":
+        return f"{row.said} in {spelled(row.seconds)}"
     return f"diverged at step {row.diverged_at}" if row.status == "diverged" else f"failed: {row.error}"

@@ -12,12 +12,13 @@ from inspect import getdoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from nomax.phi import SOFTMAX
+from nomax.phi import ROW_MAPS
 from nomax.study import attention
-from nomax.study.row import Row
+from nomax.study.row import ImageRow, Row
 from nomax.study.run import Run
 from nomax.study.setup import Setup
 from nomax.study.store import OUTCOME, Store
+from nomax.study.text_setup import TextSetup
 from nomax.train import files, metrics
 from nomax.train.facts import facts
 
@@ -31,7 +32,7 @@ PICTURES: tuple[Literal[".svg", ".png"], ...] = (".svg", ".png")
 
 
 def publish(
-    name: str, study: "Study", setup: Setup, runs: Sequence[Run], store: Store, out: Path, command: str
+    name: str, study: "Study", setup: Setup | TextSetup, runs: Sequence[Run], store: Store, out: Path, command: str
 ) -> "list[Verdict]":
     """Write the results folder of a study, and return its verdicts.
 
@@ -69,8 +70,9 @@ def publish(
 
 
 def _write_attention(rows: Sequence[Row], store: Store, out: Path) -> None:
-    """Row statistics and attention maps of a few runs whose models are in the store."""
-    chosen = [row for row in attention.chosen(rows) if (store.folder(row.key) / "model").is_dir()]
+    """Row statistics and attention maps of a few runs of images whose models are in the store."""
+    images = [row for row in rows if isinstance(row, ImageRow)]
+    chosen = [row for row in attention.chosen(images) if (store.folder(row.key) / "model").is_dir()]
     for name in ("rows_statistics.json", "maps.png"):
         (out / name).unlink(missing_ok=True)
     if chosen:
@@ -80,7 +82,7 @@ def _write_attention(rows: Sequence[Row], store: Store, out: Path) -> None:
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """The rows as CSV, a column for each probe."""
+    """The rows as CSV, a column for each probe and measurement."""
     columns, records = table(rows)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -90,18 +92,22 @@ def to_csv(rows: Sequence[Row]) -> str:
 
 
 def table(rows: Sequence[Row]) -> tuple[list[str], list[list[Any]]]:
-    """The rows as columns and cells: the ten-shot accuracy of each probe has a column of its own."""
-    plain = [field.name for field in dataclasses.fields(Row) if field.name != "probes"]
-    probes = sorted({name for row in rows for name in row.probes})
-    records = [[getattr(row, name) for name in plain] + [row.probes.get(name) for name in probes] for row in rows]
-    return plain + [f"ten_shot_{name}" for name in probes], records
+    """The rows as columns and cells: the ten-shot accuracy of each probe, and each measurement, has a column."""
+    kinds = list(dict.fromkeys(type(row) for row in rows)) or [Row]
+    plain = list(dict.fromkeys(field.name for kind in kinds for field in dataclasses.fields(kind)))
+    found: dict[str, list[Any]] = {name: [getattr(row, name, None) for row in rows] for name in plain}
+    for inside, start in (("probes", "ten_shot_"), ("measured", "")):
+        cells = found.pop(inside, [])
+        for name in sorted({name for cell in cells for name in cell or {}}):
+            found[f"{start}{name}"] = [(cell or {}).get(name) for cell in cells]
+    return list(found), [list(record) for record in zip(*found.values(), strict=True)]
 
 
 def telling(rows: Sequence[Row]) -> list[Row]:
     """The runs whose curves are worth a look: of the first seed, softmax, every h at α = 1, and relu at every α."""
     first = min((row.seed for row in rows), default=0)
     chosen = [row for row in rows if row.seed == first and row.status != "failed"]
-    return [row for row in chosen if row.activation in (SOFTMAX, "relu") or math.isclose(row.alpha, 1)]
+    return [row for row in chosen if row.activation in (*ROW_MAPS, "relu") or math.isclose(row.alpha, 1)]
 
 
 def curve(row: Row, store: Store) -> dict[str, Any]:

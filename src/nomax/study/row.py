@@ -5,16 +5,17 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
-from nomax.study.run import Run, label
+if TYPE_CHECKING:
+    from nomax.study.run import Run
 
 Status = Literal["done", "diverged", "failed"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
-    """What came out of a run. Where it diverged or failed there is no accuracy: whoever reads it says what that means.
+    """What came out of a run. Where it diverged or failed there is no score: whoever reads it says what that means.
 
     alpha is φ's exponent of L; that of softmax, which has none, is 0.
     """
@@ -25,28 +26,21 @@ class Row:
     activation: str
     alpha: float
     variant: str
-    size: str
-    patch: int
+    """The model but for φ, in a word."""
     tokens: int
-    qk_norm: bool
-    gate: str | None
+    """The length of sequences."""
     seed: int
     data: str
-    classes: int
     steps: int
     batch_size: int
+    """Images, or tokens, of a step."""
     lr: float
     macs: int
-    """Multiply-adds of the encoder per image."""
+    """Multiply-adds of the model for an image, or a token."""
     train_flops: int
     """6 · macs · batch_size · steps."""
-    accuracy: float | None = None
     loss: float | None = None
-    subset_accuracy: float | None = None
-    ten_shot: float | None = None
-    """The mean over the probes' data sets; None without probes."""
-    probes: Mapping[str, float] = field(default_factory=dict)
-    """Ten-shot accuracy by data set, the mean over three choices of the shots."""
+    """On the test split."""
     seconds: float = 0.0
     """By the clock: training and all measurements."""
     core_seconds: float = 0.0
@@ -57,13 +51,23 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The run in a few words: "relu/L, pico/4, seed 0"."""
-        return label(self.phi, self.variant, self.qk_norm, self.gate, self.seed)
+        """The run in a few words."""
+        return f"{self.phi}, {self.variant}, seed {self.seed}"
 
-    @staticmethod
-    def of(run: Run, status: Status, **results: Any) -> "Row":
+    @property
+    def said(self) -> str:
+        """What came out, in a few words; of no use where the run diverged or failed."""
+        return f"a test loss of {self.loss}"
+
+    @property
+    def result(self) -> tuple[object, ...]:
+        """What two processes that did the same run must agree on: not the times, nor the words of an error."""
+        return (self.status, self.loss)
+
+    @classmethod
+    def of(cls, run: "Run", status: Status, **results: Any) -> "Row":
         """The row of a run, given what came out of it."""
-        return Row(status=status, **run.facts, **results)
+        return run.row(status=status, **run.facts, **results)
 
     def to_json(self) -> str:
         """The row as outcome.json holds it."""
@@ -74,8 +78,8 @@ class Row:
         """Read outcome.json; a ValueError says what is wrong with it."""
         try:
             plain = json.loads(text)
-            known = {name.name for name in dataclasses.fields(Row)}
-            row = Row(**{name: value for name, value in plain.items() if name in known})
+            kind = TextRow if "task" in plain else ImageRow
+            row: Row = kind(**{name: value for name, value in plain.items() if name in _columns(kind)})
         except (TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"this is not the outcome of a run: {error}") from None
         if row.status not in get_args(Status):
@@ -83,12 +87,88 @@ class Row:
         return row
 
 
-def where(rows: Iterable[Row], **fields: Any) -> list[Row]:
+@dataclass(frozen=True, kw_only=True)
+class ImageRow(Row):
+    """What came out of a run of images."""
+
+    size: str
+    patch: int
+    qk_norm: bool
+    gate: str | None
+    classes: int
+    accuracy: float | None = None
+    subset_accuracy: float | None = None
+    ten_shot: float | None = None
+    """The mean over the probes' data sets; None without probes."""
+    probes: Mapping[str, float] = field(default_factory=dict)
+    """Ten-shot accuracy by data set, the mean over three choices of the shots."""
+
+    @property
+    def label(self) -> str:
+        """The run in a few words; qk-norm is what the paper's runs have, so its absence is what is said."""
+        special = [*([] if self.qk_norm else ["no qk-norm"]), *([f"{self.gate} gate"] if self.gate else [])]
+        return ", ".join([self.phi, self.variant, *special, f"seed {self.seed}"])
+
+    @property
+    def said(self) -> str:
+        """What came out, in a few words."""
+        return "no accuracy" if self.accuracy is None else f"{self.accuracy:.2%} of the test images right"
+
+    @property
+    def result(self) -> tuple[object, ...]:
+        """What two processes that did the same run must agree on."""
+        return self.status, self.accuracy, self.subset_accuracy, self.ten_shot
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextRow(Row):
+    """What came out of a run of text. The loss is in nats per token, without smoothing and penalties."""
+
+    task: Literal["translate", "language"]
+    attention: str
+    """The kind of attention in a few words: "softmax", "relu/√L with both losses"."""
+    memory: str
+    """The kind of feed-forward layer: "relu", "softmax", "softmax + LN"."""
+    slots: int
+    """Of each feed-forward layer."""
+    documents: bool
+    """Whether sequences are documents of `tokens` tokens, or single segments of at most so many."""
+    vocabulary: int
+    """Pieces, so log(vocabulary) is the loss of a uniform guess."""
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """What else was measured after the training, by name: bleu, chrf, zeros, …"""
+
+    @property
+    def label(self) -> str:
+        """The run in a few words: "softmax, relu × 512 slots, 128 tokens, seed 0"."""
+        length = f"documents of {self.tokens:,} tokens" if self.documents else f"{self.tokens:,} tokens"
+        return f"{self.attention}, {self.memory} × {self.slots:,} slots, {length}, seed {self.seed}"
+
+    @property
+    def said(self) -> str:
+        """What came out, in a few words."""
+        bleu = f" and a BLEU of {self.measured['bleu']:.1f}" if "bleu" in self.measured else ""
+        return "no loss" if self.loss is None else f"a test loss of {self.loss:.3f} nats{bleu}"
+
+    @property
+    def result(self) -> tuple[object, ...]:
+        """What two processes that did the same run must agree on."""
+        return self.status, self.loss, self.measured.get("bleu")
+
+
+AnyRow = TypeVar("AnyRow", bound=Row)
+
+
+def where(rows: Iterable[AnyRow], **fields: Any) -> list[AnyRow]:
     """The rows with these values: where(rows, activation="relu", alpha=1, patch=4)."""
-    unknown = fields.keys() - {name.name for name in dataclasses.fields(Row)}
+    unknown = fields.keys() - _columns(ImageRow) - _columns(TextRow)
     if unknown:
         raise TypeError(f"a row has no field {', '.join(sorted(unknown))}.")
-    return [row for row in rows if all(_same(getattr(row, name), value) for name, value in fields.items())]
+    return [row for row in rows if all(_same(getattr(row, name, None), value) for name, value in fields.items())]
+
+
+def _columns(kind: type[Row]) -> set[str]:
+    return {name.name for name in dataclasses.fields(kind)}
 
 
 def _same(found: Any, wanted: Any) -> bool:

@@ -3,29 +3,23 @@
 import dataclasses
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-import torch
-
-from nomax.models import ViT, ViTConfig
 from nomax.phi import Phi
-from nomax.train import VisionConfig, loop_config
+from nomax.study.row import Row
+from nomax.train import loop_config
+from nomax.train.kinds import RunConfig
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(ABC):
     """A configuration in which every number is settled, and the measurements that follow the training."""
 
-    config: VisionConfig
-    probes: tuple[str, ...] = ()
-    """Data sets of the ten-shot probe, as `nomax probe --on` takes them."""
-    subset: str | None = None
-    """Measure accuracy among some labels, too: imagenet1k, icons, or a file."""
-    probe_images: int = 0
-    """How many test images of each probe's data set to look at, spread evenly; 0: all of them."""
+    config: RunConfig
 
     @cached_property
     def key(self) -> str:
@@ -41,48 +35,52 @@ class Run:
         plain, usual = (json.loads(loop_config.to_json(config)) for config in (self.config, type(self.config)()))
         config = {name: value for name, value in _unusual(plain, usual).items() if name not in self.config.MACHINE}
         others = {name.name: getattr(self, name.name) for name in dataclasses.fields(self) if name.name != "config"}
-        return {"config": config, **others, "probes": list(self.probes)}
+        listed = {name: list(value) if isinstance(value, tuple) else value for name, value in others.items()}
+        return {"config": config, **listed}
+
+    @property
+    @abstractmethod
+    def row(self) -> type[Row]:
+        """What its results are written into."""
+
+    @property
+    @abstractmethod
+    def macs(self) -> int:
+        """Multiply-adds of the model for an image or a token."""
+
+    @property
+    @abstractmethod
+    def particulars(self) -> dict[str, Any]:
+        """The columns that rows of this kind have beyond the common ones."""
 
     @property
     def label(self) -> str:
         """The run in a few words: "relu/L, pico/4, seed 0"."""
-        model = self.config.model
-        return label(model.phi, model.variant, model.qk_norm, model.gate, self.config.seed)
-
-    @cached_property
-    def macs(self) -> int:
-        """Multiply-adds of the encoder per image."""
-        return macs(self.config.model)
+        return self.row.of(self, "failed").label
 
     @property
     def train_flops(self) -> int:
         """Floating point operations of the training: two per multiply-add, and backward is twice forward."""
         return 6 * self.macs * self.config.batch_size * self.config.steps
 
-    @property
+    @cached_property
     def facts(self) -> dict[str, Any]:
         """The columns of a row of results that are known before the run."""
-        config, model = self.config, self.config.model
-        phi = Phi.parse(model.phi)
+        config = self.config
+        phi = Phi.parse(config.model.phi)
         return {
             "key": self.key,
-            "phi": model.phi,
+            "phi": config.model.phi,
             "activation": phi.activation,
             "alpha": phi.alpha,
-            "variant": model.variant,
-            "size": model.variant.partition("/")[0],
-            "patch": model.patch,
-            "tokens": model.tokens,
-            "qk_norm": model.qk_norm,
-            "gate": model.gate,
             "seed": config.seed,
             "data": config.data,
-            "classes": model.num_classes,
             "steps": config.steps,
             "batch_size": config.batch_size,
             "lr": config.lr,
             "macs": self.macs,
             "train_flops": self.train_flops,
+            **self.particulars,
         }
 
 
@@ -98,20 +96,3 @@ def _unusual(settings: dict[str, Any], usual: Mapping[str, Any]) -> dict[str, An
         elif name not in usual or value != other:
             found[name] = value
     return found
-
-
-def label(phi: str, variant: str, qk_norm: bool, gate: str | None, seed: int) -> str:
-    """A run in a few words; qk-norm is what the paper's runs have, so its absence is what is said."""
-    words = [phi, variant, *([] if qk_norm else ["no qk-norm"]), *([f"{gate} gate"] if gate else []), f"seed {seed}"]
-    return ", ".join(words)
-
-
-def macs(config: ViTConfig) -> int:
-    """Multiply-adds of a model that is not made: only its shapes are."""
-    return _macs(replace(config, phi="softmax"))  # whatever φ is, it is not counted
-
-
-@lru_cache(maxsize=256)
-def _macs(config: ViTConfig) -> int:
-    with torch.device("meta"):
-        return ViT.from_config(config).macs()

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeVar
 
-from nomax.study.row import Row
+from nomax.study.row import AnyRow, ImageRow, Row
 from nomax.study.setup import Setup
 from nomax.study.statistics import Interval, contrast
 
@@ -12,22 +12,22 @@ Cell = TypeVar("Cell", bound=Hashable)
 CHANCE_NOTE = "A run that diverged or failed counts as chance and is marked with a cross."
 
 
-def accuracy(row: Row) -> float | None:
+def accuracy(row: ImageRow) -> float | None:
     """Among the label subset where the data has one, else on all test images; chance if the run diverged or failed."""
     if row.status != "done":
         return 1 / row.classes
     return row.accuracy if row.subset_accuracy is None else row.subset_accuracy
 
 
-def ten_shot(row: Row) -> float | None:
+def ten_shot(row: ImageRow) -> float | None:
     """The mean 10-shot accuracy over the probes; 0 if the run diverged or failed, since it has no features."""
     return 0.0 if row.status != "done" else row.ten_shot
 
 
 def values(
-    rows: Sequence[Row],
-    cell: Callable[[Row], Cell],
-    score: Callable[[Row], float | None] = accuracy,
+    rows: Sequence[AnyRow],
+    cell: Callable[[AnyRow], Cell],
+    score: Callable[[AnyRow], float | None],
 ) -> dict[tuple[Cell, int], float]:
     """What each (cell, seed) counts for."""
     found = {}
@@ -59,7 +59,7 @@ def lengths(rows: Sequence[Row]) -> list[int]:
     return sorted({row.tokens for row in rows})
 
 
-def scale(rows: Sequence[Row], setup: Setup) -> str:
+def scale(rows: Sequence[ImageRow], setup: Setup) -> str:
     """At which scale the runs speak: "pico, L = 16, 49, 196, 28-pixel fashion-mnist-small, 150 steps of 64 images"."""
     if not rows:
         return "no runs"
@@ -71,12 +71,16 @@ def scale(rows: Sequence[Row], setup: Setup) -> str:
     return f"{sizes}, L = {tokens}, {setup.image_size}-pixel {data}, {steps} steps of {batch} images"
 
 
-def basis(rows: Sequence[Row], cells: Mapping[Cell, Sequence[float]]) -> str:
+def basis(rows: Sequence[Row], cells: Mapping[Cell, Sequence[float]], lost_counts: str = "chance") -> str:
     """What a number rests on: "6 settings, 18 pairs, seeds 0, 1, 2"."""
     count, pairs = len(repeated(cells)), sum(map(len, repeated(cells).values()))
     words = f"{count} setting{'s' * (count != 1)}, {pairs} pair{'s' * (pairs != 1)}"
     lost = sum(row.status != "done" for row in rows)
-    ended = f", {lost} run{'s' * (lost != 1)} diverged or failed and count{'s' * (lost == 1)} as chance" if lost else ""
+    ended = (
+        f", {lost} run{'s' * (lost != 1)} diverged or failed and count{'s' * (lost == 1)} as {lost_counts}"
+        if lost
+        else ""
+    )
     listed = ", ".join(map(str, seeds(rows)))
     return f"{words}, seed{'s' * (len(seeds(rows)) != 1)} {listed or 'none'}{ended}"
 

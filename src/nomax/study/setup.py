@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from nomax.data import ArraySource, Source
 from nomax.data import load as load_data
-from nomax.study.run import Run
+from nomax.study.image_run import ImageRun
 from nomax.train.configure import configure
 from nomax.train.vit import Options
 
@@ -70,7 +70,7 @@ class Setup:
         qk_norm: bool = True,
         gate: Literal["silu", "sigmoid", "identity"] | None = None,
         measure: bool = False,
-    ) -> Run:
+    ) -> ImageRun:
         """A run of this set-up, of its first model and patch if not told otherwise.
 
         measure: do the ten-shot probes and the label subset, too.
@@ -101,8 +101,8 @@ class Setup:
         if self.recipe == "small" and not self.augment:
             config = replace(config, augment=replace(config.augment, crop="none", flip=False))
         if not measure:
-            return Run(config)
-        return Run(config, self.probes, self.subset, self.probe_images if self.probes else 0)
+            return ImageRun(config)
+        return ImageRun(config, self.probes, self.subset, self.probe_images if self.probes else 0)
 
 
 SETUPS = {

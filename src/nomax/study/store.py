@@ -186,7 +186,7 @@ def merge(store: Store, others: Sequence[Store]) -> list[str]:
             rivals = [(store, before)] if before else []
             rivals += [wanted[key]] if key in wanted else []
             for place, rival in rivals:
-                if result(rival) != result(row):
+                if rival.result != row.result:
                     raise ValueError(
                         f"two different outcomes of the run {key} ({row.label}): {place.folder(key)} has "
                         f"{_words(rival)}, {other.folder(key)} has {_words(row)}. Remove one of them."
@@ -209,13 +209,8 @@ def merge(store: Store, others: Sequence[Store]) -> list[str]:
     return copied
 
 
-def result(row: Row) -> tuple[object, ...]:
-    """What two processes that did the same run must agree on: not the times, nor the words of an error."""
-    return row.status, row.accuracy, row.subset_accuracy, row.ten_shot
-
-
 def _words(row: Row) -> str:
-    return row.status if row.accuracy is None else f"{row.status}, accuracy {row.accuracy:.2%}"
+    return f"{row.status}, {row.said}" if row.status == "done" else row.status
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -1,13 +1,13 @@
 """What the sweeps over α share: one panel per length, one line per kind of model, and their table."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
 from nomax.phi import SOFTMAX, Phi
 from nomax.study.figure import COLOURS, MARKERS, Figure, Table, legend, nothing_yet, percent_axis, sheet
-from nomax.study.row import Row, where
+from nomax.study.row import AnyRow, ImageRow, where
 from nomax.study.scores import CHANCE_NOTE, accuracy, lengths, percent, seeds
 from nomax.study.statistics import Best, best
 
@@ -25,7 +25,7 @@ class Line:
     broken: bool = False
     """Drawn with a broken line and hollow markers."""
 
-    def of(self, rows: Sequence[Row], tokens: int) -> list[Row]:
+    def of(self, rows: Sequence[ImageRow], tokens: int) -> list[ImageRow]:
         """Its runs of one length, from the smallest α."""
         found = where(rows, activation=self.activation, qk_norm=self.qk_norm, gate=self.gate, tokens=tokens)
         return sorted(found, key=lambda row: (row.alpha, row.seed))
@@ -51,7 +51,7 @@ def phi(activation: str, alpha: float) -> str:
     return str(Phi(activation, alpha))
 
 
-def curve(rows: Sequence[Row]) -> list[Point]:
+def curve(rows: Sequence[ImageRow]) -> list[Point]:
     """A line's runs of one length as points over α."""
     found = []
     for alpha in sorted({row.alpha for row in rows}):
@@ -62,19 +62,19 @@ def curve(rows: Sequence[Row]) -> list[Point]:
     return found
 
 
-def best_alpha(rows: Sequence[Row]) -> Best | None:
-    """The best α of a line's runs of one length, over the seeds that have every α; None without such a seed."""
+def best_alpha(rows: Sequence[AnyRow], score: Callable[[AnyRow], float | None]) -> Best | None:
+    """Where a line's runs of one length score highest, over the seeds that have every α; None without such a seed."""
     grid = sorted({row.alpha for row in rows})
     by_seed: dict[int, dict[float, float]] = {}
     for row in rows:
-        value = accuracy(row)
+        value = score(row)
         if value is not None:
             by_seed.setdefault(row.seed, {})[row.alpha] = value
     whole = [[found[alpha] for alpha in grid] for _, found in sorted(by_seed.items()) if len(found) == len(grid)]
     return best(whole, grid) if whole and len(grid) > 1 else None
 
 
-def figure(rows: Sequence[Row], lines: Sequence[Line], name: str, title: str, caption: str) -> Figure:
+def figure(rows: Sequence[ImageRow], lines: Sequence[Line], name: str, title: str, caption: str) -> Figure:
     """The figure of a sweep, in the paper's layout."""
     found = len(seeds(rows))
     told = f"{caption} Lines: mean over {found} seed{'s' * (found != 1)}; bands: lowest to highest. {CHANCE_NOTE}"
@@ -95,11 +95,11 @@ def lowest(points: Sequence[Point]) -> float:
     return min(min(point.entries) for point in points)
 
 
-def _points(rows: Sequence[Row], lines: Sequence[Line]) -> list[Point]:
+def _points(rows: Sequence[ImageRow], lines: Sequence[Line]) -> list[Point]:
     return [point for line in lines for tokens in lengths(rows) for point in curve(line.of(rows, tokens))]
 
 
-def table(rows: Sequence[Row], lines: Sequence[Line]) -> Table:
+def table(rows: Sequence[ImageRow], lines: Sequence[Line]) -> Table:
     """The means of all points, and of softmax."""
     columns = ("L", "model", "α", "mean accuracy", "lowest", "highest", "seeds", "diverged or failed")
     listed: list[tuple[str | int | float | None, ...]] = []
@@ -112,7 +112,7 @@ def table(rows: Sequence[Row], lines: Sequence[Line]) -> Table:
     return Table(columns, tuple(listed))
 
 
-def describe(rows: Sequence[Row], lines: Sequence[Line]) -> str:
+def describe(rows: Sequence[ImageRow], lines: Sequence[Line]) -> str:
     """The figure in words."""
     if not rows:
         return "An empty figure: no run has finished yet."
@@ -135,7 +135,7 @@ def _ends(points: Sequence[Point]) -> str:
     return ", ".join(f"{percent(point.mean)} at {point.alpha:g}" for point in (points[0], points[-1]))
 
 
-def _paint(rows: Sequence[Row], lines: Sequence[Line]) -> Any:
+def _paint(rows: Sequence[ImageRow], lines: Sequence[Line]) -> Any:
     from matplotlib.lines import Line2D
 
     panels, points = lengths(rows), _points(rows, lines)

@@ -1,4 +1,4 @@
-"""One run from beginning to end: train, evaluate, probe, and write the outcome."""
+"""One run from beginning to end: train, measure, and write the outcome."""
 
 import json
 import math
@@ -14,21 +14,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
 import torch
 import torch._dynamo  # which an optimiser imports at its first step: here, once for all processes
 from rich.console import Console
 
-from nomax import data
-from nomax.evaluate import Run as Trained
-from nomax.evaluate import classify, fewshot, subset
-from nomax.evaluate import load as load_trained
-from nomax.evaluate.features import features
-from nomax.evaluate.sources import part, probe_sets
 from nomax.ops import build, cpu
+from nomax.study import image_measures, text_measures
+from nomax.study.image_run import ImageRun
 from nomax.study.row import Row
 from nomax.study.run import Run
 from nomax.study.store import Store
+from nomax.study.text_run import TextRun
 from nomax.train import files
 from nomax.train import run as run_folder
 from nomax.train.distributed import World, chosen
@@ -37,7 +33,6 @@ from nomax.train.one import load_and_train
 from nomax.train.stop import Stop
 
 BUSY = 75  # the exit code of a process that found its run held by another one
-SHOTS = 10
 SPENT = "spent.json"
 EVERY = 5.0  # seconds between notes of the time spent, which is all that a killed process can lose of it
 
@@ -110,7 +105,7 @@ def work(run: Run, folder: Path, command: str, stop: Stop, console: Console) -> 
         if results is None:
             return None
         if not math.isfinite(results["loss"]):
-            said = f"the loss on the test images is {results['loss']}"
+            said = f"the loss on the test split is {results['loss']}"
             return Row.of(run, "diverged", **meter.spent(), diverged_at=run.config.steps, error=said)
         return Row.of(run, "done", **results, **meter.spent())
 
@@ -123,50 +118,17 @@ def tidy(folder: Path) -> None:
 
 def _results(run: Run, folder: Path, command: str, stop: Stop, console: Console) -> dict[str, Any] | None:
     """All that is measured, by column; None if asked to stop."""
-    world = World(torch.device(chosen(run.config.device)))
-    if load_and_train(run.config, folder, command, world, stop, console, tensorboard=False):
+    device = chosen(run.config.device)
+    if load_and_train(run.config, folder, command, World(torch.device(device)), stop, console, tensorboard=False):
         return None
     found = run_folder.result(folder)
     if found is None:
         raise RuntimeError(f"{folder} has no result.json after the training.")
-    results = {"accuracy": found["test_accuracy"], "loss": found["test_loss"]}
-    if run.subset is None and not run.probes:
-        return results
-    trained = load_trained(folder, chosen(run.config.device))
-    if run.subset is not None:
-        results["subset_accuracy"] = _subset_accuracy(run, trained)
-    probes: dict[str, float] = {}
-    for name in run.probes:
-        if stop.asked:  # the next start does them all: they are short beside the training
-            return None
-        probes[name.partition("=")[0]] = ten_shot(trained, name, run.probe_images)
-    if probes:
-        results |= {"probes": probes, "ten_shot": float(np.mean(list(probes.values())))}
-    return results
-
-
-def _subset_accuracy(run: Run, trained: Trained) -> float | None:
-    source = _some(data.load(run.config.data, "test"), run.config.test_images)
-    labels = subset.named(run.subset or "", source.classes)
-    score = classify(trained.model, source, trained.transform, labels)[1]
-    return score.accuracy if score is not None and score.images else None
-
-
-def ten_shot(trained: Trained, name: str, test_images: int = 0) -> float:
-    """The ten-shot accuracy on a data set, the mean over big_vision's three choices of the shots."""
-    ((train, test),) = probe_sets([name]).values()
-    places = fewshot.needed(train.labels, (SHOTS,), fewshot.SEEDS)
-    train_x, _ = features(trained.model, part(train, places))
-    test_x, test_y = features(trained.model, _some(test, test_images))
-    found = fewshot.accuracies(train_x, train.labels, test_x, test_y, (SHOTS,), fewshot.SEEDS, places=places)
-    return float(found.mean())
-
-
-def _some(source: data.Source, number: int) -> data.Source:
-    """So many images of a source, spread evenly; all of them for 0."""
-    if not 0 < number < len(source):
-        return source
-    return part(source, np.linspace(0, len(source) - 1, number).astype(np.int64))
+    if isinstance(run, TextRun):
+        return text_measures.measure(run, folder, device, stop)
+    if isinstance(run, ImageRun):
+        return image_measures.measure(run, folder, found, device, stop)
+    raise TypeError(f"{type(run).__name__} is not a kind of run that can be measured: use ImageRun or TextRun.")
 
 
 def _load_kernels() -> None:

@@ -74,10 +74,10 @@ def export(rows: Sequence[Row], path: Path) -> None:
 
 def _kind(name: str, pyarrow: Any) -> Any:
     """The type of a column."""
-    numbers = ("alpha", "lr", "train_flops", "accuracy", "loss", "subset_accuracy", "seconds", "core_seconds")
-    if name in numbers or name.startswith("ten_shot"):  # FLOPs of large runs exceed 64 bits
-        return pyarrow.float64()
-    if name == "qk_norm":
+    if name in ("qk_norm", "documents"):
         return pyarrow.bool_()
     texts = ("key", "status", "phi", "activation", "variant", "size", "gate", "data", "error")
-    return pyarrow.string() if name in texts else pyarrow.int64()
+    if name in (*texts, "task", "attention", "memory"):
+        return pyarrow.string()
+    whole = ("tokens", "seed", "steps", "batch_size", "macs", "diverged_at", "patch", "classes", "slots", "vocabulary")
+    return pyarrow.int64() if name in whole else pyarrow.float64()  # FLOPs of large runs exceed 64 bits

@@ -8,6 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from nomax.study import kind, text_setup
 from nomax.study import setup as setups
 from nomax.study.estimate import Estimate, spelled
 from nomax.study.runner import unfinished, unique
@@ -31,7 +32,7 @@ class Options:
 def run(options: Options) -> int:
     """Print the table."""
     try:
-        setup = setups.named(options.setup)
+        setups.named(options.setup)
         store = Store(options.store, create=False)
         estimate = Estimate(store.rows())
         table = Table(box=SIMPLE_HEAD)
@@ -39,6 +40,7 @@ def run(options: Options) -> int:
             table.add_column(column, justify="right" if column in ("runs", "to do", "core time") else "left")
         for name in STUDIES:
             study = load(name)
+            setup = (text_setup.SETUPS if kind(study) == "text" else setups.SETUPS)[options.setup]
             runs = unique(study.grid(setup, setup.seeds))
             left = unfinished(runs, store)
             seconds = sum(estimate.seconds(run) for run in left)
@@ -49,5 +51,5 @@ def run(options: Options) -> int:
         return 2
     console = Console(highlight=False, markup=False)
     console.print(table)
-    console.print(f"Set-up {setup.name}; {estimate.source}. To run one: nomax study NAME --setup {setup.name}")
+    console.print(f"Set-up {options.setup}; {estimate.source}. To run one: nomax study NAME --setup {options.setup}")
     return 0

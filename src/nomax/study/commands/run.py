@@ -18,19 +18,24 @@ from nomax import study
 from nomax.evaluate import figures, subset
 from nomax.evaluate.sources import probe_sets
 from nomax.study import setup as setups
+from nomax.study import text_setup
 from nomax.study.estimate import Estimate, parse_seconds, spelled
+from nomax.study.image_run import ImageRun
 from nomax.study.launch import Launcher, Processes, Submitit, settings
 from nomax.study.publish import publish
 from nomax.study.run import Run
 from nomax.study.runner import Report, run_grid, shard, share_left, unfinished, unique
 from nomax.study.setup import Setup
 from nomax.study.store import Store
+from nomax.study.text_run import TextRun
+from nomax.study.text_setup import TextSetup
 from nomax.train.stop import Stop
 
 if TYPE_CHECKING:
     from nomax.study.verdict import Verdict
 
 EXPECTED = (ValueError, TypeError, OSError, ImportError)
+KINDS = {"images": Setup, "text": TextSetup}
 COLOURS = {"reproduced": "green", "contradicted": "red", "undecided": "yellow"}
 
 
@@ -52,7 +57,8 @@ class Options:
     setup: str = "default"
     """default: minutes, a reduced grid. hour: one to two hours on two cores. Options down to --device change it."""
     data: str | None = None
-    """A name (`nomax data list`), a folder of images, shards, "torchvision:NAME" or "hf:NAME"."""
+    """A name (`nomax data list`), a folder of images, shards, "torchvision:NAME" or "hf:NAME"; of text, a name or a
+    folder with train, valid and test files."""
     model: tuple[str, ...] | None = None
     """Sizes of models, such as pico nano; or with their patch, such as S/32 S/16 S/8."""
     patches: tuple[int, ...] | None = None
@@ -63,12 +69,18 @@ class Options:
     """The h to compare, for studies of all h."""
     alphas: tuple[float, ...] | None = None
     """The exponents of L."""
+    slots: tuple[int, ...] | None = None
+    """Slots of the feed-forward layers to compare, for the study of memories."""
+    lengths: tuple[int, ...] | None = None
+    """Tokens of documents to compare, for the study of documents."""
+    vocabulary: int | None = None
+    """Pieces of the vocabulary, for studies of text."""
     seeds: tuple[int, ...] | None = None
     """One number: so many seeds, 0, 1, 2, … Several numbers: these seeds."""
     steps: int | None = None
     """Steps of each run."""
     batch_size: int | None = None
-    """Images per step."""
+    """Images per step, or tokens."""
     lr: float | None = None
     """Largest learning rate, the same for every φ."""
     warmup: int | None = None
@@ -111,7 +123,7 @@ def run(options: Options) -> int:
     console = Console(highlight=False, markup=False)
     try:
         module = study.load(options.name)
-        setup = chosen_setup(options)
+        setup = chosen_setup(options, study.kind(module))
         grid = unique(module.grid(setup, setup.seeds))
         mine = shard(grid, options.shard)
         store = Store(options.store, create=False)
@@ -147,11 +159,16 @@ def run(options: Options) -> int:
     return 1 if report.crashed else 0
 
 
-def chosen_setup(options: Options) -> Setup:
+def chosen_setup(options: Options, kind: Literal["images", "text"] = "images") -> Setup | TextSetup:
     """The set-up by its name, with what the options change."""
     setup = setups.named("smoke" if options.smoke else options.setup)
-    names = {field.name for field in fields(Setup)} - {"name", "seeds"}
-    given = {name: value for name, value in vars(options).items() if name in names}
+    known = {kind: {field.name for field in fields(each)} for kind, each in KINDS.items()}
+    known["images"].add("model")
+    own, other = known[kind] - {"name", "seeds"}, known["text" if kind == "images" else "images"]
+    given = {name: value for name, value in vars(options).items() if name in own}
+    for name in other - known[kind]:
+        if getattr(options, name, None) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} is not for {options.name}, which is a study of {kind}.")
     seeds = options.seeds
     if seeds is not None and len(seeds) == 1:
         if seeds[0] < 1:
@@ -159,7 +176,10 @@ def chosen_setup(options: Options) -> Setup:
         seeds = tuple(range(seeds[0]))
     if seeds is not None and (len(set(seeds)) < len(seeds) or min(seeds) < 0):
         raise ValueError(f"--seeds {' '.join(map(str, seeds))}: seeds must be different and not negative.")
-    return setups.adapted(setup, **given, models=options.model, seeds=seeds)
+    if kind == "text":
+        return text_setup.adapted(text_setup.SETUPS[setup.name], **given, seeds=seeds)
+    given["models"] = given.pop("model")
+    return setups.adapted(setup, **given, seeds=seeds)
 
 
 def command_line(options: Options) -> str:
@@ -192,10 +212,12 @@ def verdict_table(title: str, verdicts: "Sequence[Verdict]", missing: int, smoke
 def _check_what_follows(runs: Sequence[Run]) -> None:
     """Raise now, rather than after an hour, if something is missing that comes after the training."""
     figures.require()
-    probe_sets(list(dict.fromkeys(name for run in runs for name in run.probes)))
-    for name, data in {(run.subset, run.config.data) for run in runs}:
+    images = [run for run in runs if isinstance(run, ImageRun)]
+    probe_sets(list(dict.fromkeys(name for run in images for name in run.probes)))
+    for name, data in {(run.subset, run.config.data) for run in images}:
         if name is not None:
             subset.named(name, setups.source(data).classes)
+    text_setup.check([run for run in runs if isinstance(run, TextRun)])
 
 
 def _launcher(options: Options, store: Store, command: str, runs: int) -> Launcher:

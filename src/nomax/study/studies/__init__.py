@@ -3,12 +3,9 @@
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from nomax.study.figure import Figure
-from nomax.study.row import Row
-from nomax.study.run import Run
-from nomax.study.setup import Setup
 from nomax.study.verdict import Verdict
 
 STUDIES = {
@@ -17,22 +14,29 @@ STUDIES = {
     "qk-norm": "nomax.study.studies.qk_norm",
     "gate": "nomax.study.studies.gate",
     "rate": "nomax.study.studies.rate",
+    "memory": "nomax.study.studies.memory",
+    "relu-attention": "nomax.study.studies.relu_attention",
+    "documents": "nomax.study.studies.documents",
+    "text-phi": "nomax.study.studies.text_phi",
 }
 
 
 class Study(Protocol):
-    """What the module of a study has. Its docstring says what it shows, the command, the time, and what came out."""
+    """What the module of a study has. Its docstring says what it shows, the command, the time, and what came out.
+
+    Its rows and its set-up are those of images, or those of text where KIND = "text".
+    """
 
     TITLE: str
     CLAIMS: tuple[str, ...]
 
-    def grid(self, setup: Setup, seeds: Sequence[int]) -> list[Run]:
+    def grid(self, setup: Any, seeds: Sequence[int]) -> list[Any]:
         """The runs, one seed after the other."""
 
-    def figures(self, rows: Sequence[Row], setup: Setup) -> list[Figure]:
+    def figures(self, rows: Sequence[Any], setup: Any) -> list[Figure]:
         """What came out, as pictures."""
 
-    def verdicts(self, rows: Sequence[Row], setup: Setup) -> list[Verdict]:
+    def verdicts(self, rows: Sequence[Any], setup: Any) -> list[Verdict]:
         """What came out, as judged claims."""
 
 

@@ -15,9 +15,9 @@ import numpy as np
 from nomax.phi import SOFTMAX
 from nomax.study import initial, sweep
 from nomax.study.figure import COLOURS, Figure
-from nomax.study.row import Row, where
+from nomax.study.row import ImageRow, where
 from nomax.study.run import Run
-from nomax.study.scores import basis, lengths, percent, pooled, repeated, scale, seeds, values
+from nomax.study.scores import accuracy, basis, lengths, percent, pooled, repeated, scale, seeds, values
 from nomax.study.setup import Setup
 from nomax.study.statistics import Best, Interval, contrast, paired
 from nomax.study.verdict import MARGIN, Verdict, above, plain, points, worst
@@ -38,7 +38,7 @@ def grid(setup: Setup, seeds: Sequence[int]) -> list[Run]:
     ]
 
 
-def figures(rows: Sequence[Row], setup: Setup) -> list[Figure]:
+def figures(rows: Sequence[ImageRow], setup: Setup) -> list[Figure]:
     """Accuracy over α by length, and the mean weight at initialisation over the length."""
     title = "Accuracy of L⁻ᵅ·h over the exponent α"
     caption = (
@@ -48,7 +48,7 @@ def figures(rows: Sequence[Row], setup: Setup) -> list[Figure]:
     return [sweep.figure(rows, _lines(rows), "alpha", title, caption), initial.figure(setup)]
 
 
-def verdicts(rows: Sequence[Row], setup: Setup) -> list[Verdict]:
+def verdicts(rows: Sequence[ImageRow], setup: Setup) -> list[Verdict]:
     """What the runs say about the five claims."""
     swept = [row for row in rows if row.activation != SOFTMAX]
     at_one = where(swept, alpha=1.0)
@@ -61,23 +61,23 @@ def verdicts(rows: Sequence[Row], setup: Setup) -> list[Verdict]:
     ]
 
 
-def _lines(rows: Sequence[Row]) -> list[sweep.Line]:
+def _lines(rows: Sequence[ImageRow]) -> list[sweep.Line]:
     known = list(COLOURS)
     names = {row.activation for row in rows if row.activation != SOFTMAX}
     order = sorted(names, key=lambda name: (known.index(name) if name in known else len(known), name))
     return [sweep.Line(name, name) for name in order]
 
 
-def _best_alpha(rows: Sequence[Row], setup: Setup) -> Verdict:
+def _best_alpha(rows: Sequence[ImageRow], setup: Setup) -> Verdict:
     """The share of pairs (h, L) whose best α is close to 1. Seeds are resampled for all pairs together."""
     found = {
         (line.activation, tokens): place
         for line in _lines(rows)
         for tokens in lengths(rows)
-        if (place := sweep.best_alpha(line.of(rows, tokens))) is not None
+        if (place := sweep.best_alpha(line.of(rows, tokens), accuracy)) is not None
     }
     near = [abs(place.place - 1) <= NEAR for place in found.values()]
-    share = _share(found.values(), near)
+    share = near_share(found.values(), near)
     alphas = sorted({row.alpha for row in rows})
     by_chance = fmean([abs(alpha - 1) <= NEAR for alpha in alphas]) if alphas else float("nan")
     if not found:
@@ -106,7 +106,8 @@ def _best_alpha(rows: Sequence[Row], setup: Setup) -> Verdict:
     return Verdict("W-alpha", above(share, TYPICAL), sentence, scale(rows, setup), seeds(rows), plain(numbers))
 
 
-def _share(places: Iterable[Best], near: Sequence[bool]) -> Interval:
+def near_share(places: Iterable[Best], near: Sequence[bool]) -> Interval:
+    """The share of best places that are close to 1, with its interval."""
     draws = [place.draws for place in places]
     nan = float("nan")
     mean = fmean(near) if near else nan
@@ -117,10 +118,10 @@ def _share(places: Iterable[Best], near: Sequence[bool]) -> Interval:
     return Interval(mean, float(low), float(high))
 
 
-def _no_winner(rows: Sequence[Row], setup: Setup) -> Verdict:
+def _no_winner(rows: Sequence[ImageRow], setup: Setup) -> Verdict:
     """The best h against the second best, both chosen after the fact, which makes the difference look larger."""
     by_h = {
-        name: values(where(rows, activation=name), lambda row: row.tokens)
+        name: values(where(rows, activation=name), lambda row: row.tokens, accuracy)
         for name in dict.fromkeys(row.activation for row in rows)
     }
     shared = set.intersection(*(set(found) for found in by_h.values())) if by_h else set()
@@ -145,10 +146,10 @@ def _no_winner(rows: Sequence[Row], setup: Setup) -> Verdict:
     return Verdict("W-h", outcome, sentence, scale(rows, setup), seeds(rows), plain(numbers))
 
 
-def _degrades(rows: Sequence[Row], setup: Setup) -> Verdict:
+def _degrades(rows: Sequence[ImageRow], setup: Setup) -> Verdict:
     """What α = 1 gains over α = 0, and how much more it gains at the longest length than at the shortest."""
     scaled, unscaled = (
-        values(where(rows, alpha=alpha), lambda row: (row.activation, row.tokens)) for alpha in (1.0, 0.0)
+        values(where(rows, alpha=alpha), lambda row: (row.activation, row.tokens), accuracy) for alpha in (1.0, 0.0)
     )
     cells = repeated(paired(scaled, unscaled))
     used = where(rows, alpha=1.0) + where(rows, alpha=0.0)
@@ -180,9 +181,11 @@ def growth_with_length(cells: Mapping[tuple[str, int], Sequence[float]]) -> Inte
     return contrast(chosen, [1 / len(names)] * len(names) + [-1 / len(names)] * len(names))
 
 
-def _identity(rows: Sequence[Row], setup: Setup) -> Verdict:
+def _identity(rows: Sequence[ImageRow], setup: Setup) -> Verdict:
     """relu against identity at α = 1."""
-    relu, identity = (values(where(rows, activation=name), lambda row: row.tokens) for name in ("relu", "identity"))
+    relu, identity = (
+        values(where(rows, activation=name), lambda row: row.tokens, accuracy) for name in ("relu", "identity")
+    )
     cells = paired(relu, identity)
     used = where(rows, activation="relu") + where(rows, activation="identity")
     if not cells:

@@ -18,9 +18,9 @@ from nomax.nn.attention import Gate
 from nomax.phi import SOFTMAX
 from nomax.study import sweep
 from nomax.study.figure import Figure, Table, legend, nothing_yet, sheet
-from nomax.study.row import Row, where
+from nomax.study.row import ImageRow, where
 from nomax.study.run import Run
-from nomax.study.scores import basis, lengths, pooled, scale, seeds, values
+from nomax.study.scores import accuracy, basis, lengths, pooled, scale, seeds, values
 from nomax.study.setup import Setup
 from nomax.study.statistics import Interval, contrast, paired
 from nomax.study.verdict import Verdict, above, plain, points, within
@@ -61,7 +61,7 @@ def grid(setup: Setup, seeds: Sequence[int]) -> list[Run]:
     ]
 
 
-def figures(rows: Sequence[Row], setup: Setup) -> list[Figure]:
+def figures(rows: Sequence[ImageRow], setup: Setup) -> list[Figure]:
     """Accuracy over α by length, with and without the gate; and the gate's cost by length."""
     caption = (
         "Filled: no gate, as in all other runs; hollow: a SiLU gate. The dashed level is softmax without a gate. The "
@@ -70,17 +70,17 @@ def figures(rows: Sequence[Row], setup: Setup) -> list[Figure]:
     return [sweep.figure(rows, LINES, "gate", "Accuracy over α with and without a gate", caption), _cost_figure(rows)]
 
 
-def verdicts(rows: Sequence[Row], setup: Setup) -> list[Verdict]:
+def verdicts(rows: Sequence[ImageRow], setup: Setup) -> list[Verdict]:
     """Whether α = 1 still helps with a gate, and whether the gate costs what the paper says."""
     swept = [row for row in rows if row.activation in ACTIVATIONS and row.qk_norm]
     return [_still_needed(swept, setup), _cost(swept, setup)]
 
 
-def _still_needed(rows: Sequence[Row], setup: Setup) -> Verdict:
+def _still_needed(rows: Sequence[ImageRow], setup: Setup) -> Verdict:
     gains = {}
     for gate in (GATE, None):
         scaled, unscaled = (
-            values(where(rows, gate=gate, alpha=alpha), lambda row: (row.activation, row.tokens))
+            values(where(rows, gate=gate, alpha=alpha), lambda row: (row.activation, row.tokens), accuracy)
             for alpha in (1.0, 0.0)
         )
         gains[gate] = paired(scaled, unscaled)
@@ -104,13 +104,13 @@ def _still_needed(rows: Sequence[Row], setup: Setup) -> Verdict:
         f"{line.label}, L = {tokens}": [found.place, found.low, found.high]
         for line in LINES
         for tokens in lengths(rows)
-        if (found := sweep.best_alpha(line.of(rows, tokens))) is not None
+        if (found := sweep.best_alpha(line.of(rows, tokens), accuracy)) is not None
     }
     numbers = {"gain": gain, "gain without a gate": without, "by length": by_length, "best α": best}
     return Verdict("W-gate", above(gain, 0), sentence, scale(used, setup), seeds(used), plain(numbers))
 
 
-def _cost(rows: Sequence[Row], setup: Setup) -> Verdict:
+def _cost(rows: Sequence[ImageRow], setup: Setup) -> Verdict:
     """The longest length is judged: S/8, which the paper measured, is its longest."""
     costs = cost_by_length(rows)
     if not costs:
@@ -135,7 +135,7 @@ def _cost(rows: Sequence[Row], setup: Setup) -> Verdict:
     return Verdict("W-gatecost", within(time, *ABOUT), sentence, scale(used, setup), seeds(used), plain(numbers))
 
 
-def cost_by_length(rows: Sequence[Row]) -> dict[int, tuple[Interval, float, int]]:
+def cost_by_length(rows: Sequence[ImageRow]) -> dict[int, tuple[Interval, float, int]]:
     """For each length: the share of CPU time that the gate adds, that of multiply-adds, and the number of pairs."""
     found = {}
     for tokens in lengths(rows):
@@ -152,7 +152,7 @@ def cost_by_length(rows: Sequence[Row]) -> dict[int, tuple[Interval, float, int]
     return found
 
 
-def _log_time(row: Row) -> float:
+def _log_time(row: ImageRow) -> float:
     return math.log(row.core_seconds)
 
 
@@ -163,7 +163,7 @@ def _percent(interval: Interval) -> str:
     return f"{mean:+.1f} % [{low:+.1f}, {high:+.1f}]".replace("-", "−")
 
 
-def _cost_figure(rows: Sequence[Row]) -> Figure:
+def _cost_figure(rows: Sequence[ImageRow]) -> Figure:
     costs = cost_by_length([row for row in rows if row.activation in ACTIVATIONS])
     caption = (
         "What the gate adds to the CPU time of a run (training and evaluation; geometric mean over pairs of runs that "

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from nomax.phi import SOFTMAX
 from nomax.study import sweep
 from nomax.study.figure import Figure
-from nomax.study.row import Row, where
+from nomax.study.row import ImageRow, where
 from nomax.study.run import Run
-from nomax.study.scores import basis, pooled, repeated, scale, seeds, values
+from nomax.study.scores import accuracy, basis, pooled, repeated, scale, seeds, values
 from nomax.study.setup import Setup
 from nomax.study.statistics import contrast, paired
 from nomax.study.verdict import MARGIN, Outcome, Verdict, plain, points, within
@@ -48,7 +48,7 @@ def grid(setup: Setup, seeds: Sequence[int]) -> list[Run]:
     ]
 
 
-def figures(rows: Sequence[Row], setup: Setup) -> list[Figure]:
+def figures(rows: Sequence[ImageRow], setup: Setup) -> list[Figure]:
     """Accuracy over α by length, with and without qk-norm."""
     caption = (
         "Filled: queries and keys are normalised, as in all other runs; hollow: they are not. The dashed level is "
@@ -57,11 +57,11 @@ def figures(rows: Sequence[Row], setup: Setup) -> list[Figure]:
     return [sweep.figure(rows, LINES, "qk-norm", "Accuracy over α with and without qk-layernorm", caption)]
 
 
-def verdicts(rows: Sequence[Row], setup: Setup) -> list[Verdict]:
+def verdicts(rows: Sequence[ImageRow], setup: Setup) -> list[Verdict]:
     """Whether the effect is smaller than a point."""
     swept = [row for row in rows if row.activation in ACTIVATIONS and row.gate is None]
     normed, free = (
-        values(where(swept, qk_norm=norm), lambda row: (row.activation, row.tokens, row.alpha))
+        values(where(swept, qk_norm=norm), lambda row: (row.activation, row.tokens, row.alpha), accuracy)
         for norm in (True, False)
     )
     everywhere = paired(normed, free)

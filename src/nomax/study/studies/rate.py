@@ -12,7 +12,7 @@ from typing import Any
 
 from nomax.phi import SOFTMAX
 from nomax.study.figure import COLOURS, Figure, Table, legend, nothing_yet, percent_axis, sheet
-from nomax.study.row import Row, where
+from nomax.study.row import ImageRow, where
 from nomax.study.run import Run
 from nomax.study.scores import CHANCE_NOTE, accuracy, lengths, percent, seeds
 from nomax.study.setup import Setup, adapted
@@ -35,7 +35,7 @@ def grid(setup: Setup, seeds: Sequence[int]) -> list[Run]:
     ]
 
 
-def figures(rows: Sequence[Row], setup: Setup) -> list[Figure]:
+def figures(rows: Sequence[ImageRow], setup: Setup) -> list[Figure]:
     """Accuracy over the learning rate, a line for each length."""
     means = {(row.tokens, row.lr): _mean(where(rows, tokens=row.tokens, lr=row.lr)) for row in rows}
     best = {
@@ -60,16 +60,16 @@ def figures(rows: Sequence[Row], setup: Setup) -> list[Figure]:
     return [Figure("rate", TITLE, caption, words, table, lambda: _paint(rows))]
 
 
-def verdicts(rows: Sequence[Row], setup: Setup) -> list[Verdict]:
+def verdicts(rows: Sequence[ImageRow], setup: Setup) -> list[Verdict]:
     """None: this study chooses a number."""
     return []
 
 
-def _mean(rows: Sequence[Row]) -> float:
+def _mean(rows: Sequence[ImageRow]) -> float:
     return fmean(accuracy(row) or 0.0 for row in rows)
 
 
-def _paint(rows: Sequence[Row]) -> Any:
+def _paint(rows: Sequence[ImageRow]) -> Any:
     from matplotlib.lines import Line2D
 
     picture, (axis,) = sheet(1)

@@ -16,7 +16,7 @@ from typing import Any
 
 from nomax.phi import SOFTMAX
 from nomax.study.figure import Figure, Table, legend, nothing_yet, percent_axis, sheet
-from nomax.study.row import Row, where
+from nomax.study.row import ImageRow, where
 from nomax.study.run import Run
 from nomax.study.scores import CHANCE_NOTE, accuracy, basis, percent, pooled, repeated, scale, seeds, ten_shot, values
 from nomax.study.setup import Setup
@@ -29,7 +29,7 @@ CLAIMS = ("W-match", "W-transfer")
 RELU = "relu/L"
 PHIS = {SOFTMAX: "#d55e00", RELU: "#0072b2"}
 MARKERS = "osD^vP*X<>hp"
-SCORES: dict[str, Callable[[Row], float | None]] = {"accuracy": accuracy, "10-shot accuracy": ten_shot}
+SCORES: dict[str, Callable[[ImageRow], float | None]] = {"accuracy": accuracy, "10-shot accuracy": ten_shot}
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def grid(setup: Setup, seeds: Sequence[int]) -> list[Run]:
     ]
 
 
-def figures(rows: Sequence[Row], setup: Setup) -> list[Figure]:
+def figures(rows: Sequence[ImageRow], setup: Setup) -> list[Figure]:
     """Accuracy and 10-shot accuracy against measured compute."""
     count = len(seeds(rows))
     caption = (
@@ -75,7 +75,7 @@ def figures(rows: Sequence[Row], setup: Setup) -> list[Figure]:
     return [Figure("scaling", title, caption, _describe(panels), _table(panels), lambda: _paint(panels))]
 
 
-def verdicts(rows: Sequence[Row], setup: Setup) -> list[Verdict]:
+def verdicts(rows: Sequence[ImageRow], setup: Setup) -> list[Verdict]:
     """Whether relu/L matches softmax, in accuracy and in transfer."""
     return [
         _matches("W-match", "accuracy", rows, setup),
@@ -83,7 +83,7 @@ def verdicts(rows: Sequence[Row], setup: Setup) -> list[Verdict]:
     ]
 
 
-def collect(rows: Sequence[Row], score: Callable[[Row], float | None]) -> list[Point]:
+def collect(rows: Sequence[ImageRow], score: Callable[[ImageRow], float | None]) -> list[Point]:
     """The points of a panel, from the least compute. Without a finished run that has this score there are none."""
     found = []
     if any(row.status == "done" and score(row) is not None for row in rows):
@@ -100,7 +100,7 @@ def collect(rows: Sequence[Row], score: Callable[[Row], float | None]) -> list[P
     return sorted(found, key=lambda point: point.core_hours)
 
 
-def _matches(claim: str, name: str, rows: Sequence[Row], setup: Setup) -> Verdict:
+def _matches(claim: str, name: str, rows: Sequence[ImageRow], setup: Setup) -> Verdict:
     score = SCORES[name]
     judged = [row for row in rows if row.phi in PHIS]
     relu, softmax = (values(where(judged, phi=phi), lambda row: row.variant, score) for phi in (RELU, SOFTMAX))

@@ -1,0 +1,180 @@
+"""Is a feed-forward layer a memory? ReLU, softmax and softmax with LayerNorm, over the number of slots.
+
+    nomax data get bible-en-es
+    nomax study memory                  minutes, with fewer slots
+    nomax study memory --setup hour     one to two hours on two cores
+
+Translation models whose attention is softmax and whose feed-forward layers are φ(x·Kᵀ)·V. It judges the loss on the
+test split, and looks into the trained memories: how much they add to the residual stream, how much of their weight the
+largest 0.2 % hold, how alike their values are. What came out: results/memory/verdicts.md.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from nomax.phi import SOFTMAX
+from nomax.study.figure import Figure
+from nomax.study.row import TextRow, where
+from nomax.study.scores import pooled
+from nomax.study.statistics import Interval, contrast
+from nomax.study.text_figure import Panel, figure
+from nomax.study.text_run import TextRun
+from nomax.study.text_scores import (
+    MARGIN,
+    basis,
+    collected,
+    judged,
+    lead,
+    loss,
+    measurement,
+    nats,
+    spread,
+    turned,
+)
+from nomax.study.text_setup import TextSetup
+from nomax.study.verdict import Verdict, above, within, worst
+
+TITLE = "Is a feed-forward layer a memory, and does softmax harm it?"
+CLAIMS = ("S-softmax-ffn", "S-ln", "S-slots", "S-central", "S-variance")
+KIND = "text"
+
+RELU, PLAIN, NORMED = "relu", "softmax", "softmax + LN"
+MANY = 2048  # slots; the paper's ReLU is ahead of softmax with LayerNorm at 3,072 and 4,096, and not at fewer
+USUAL = 512  # slots from which on 0.2 % of them are at least one
+MOST = 0.5  # "most of the sum": more than half. The paper says more than 85 %.
+SMALL = 0.1  # "small beside the residual": a tenth of its variance, by our choice
+BLEU = "The paper has 34.22 BLEU for ReLU, 33.08 for softmax and 34.21 for softmax with LayerNorm (IWSLT14)."
+
+
+def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextRun]:
+    """The three kinds with every number of slots. One seed after the other, so a budget cuts off whole seeds."""
+    return [
+        setup.run(SOFTMAX, memory=memory, memory_norm=norm, slots=slots, seed=seed)
+        for seed in seeds
+        for slots in setup.slots
+        for memory, norm in (("relu", False), ("softmax", False), ("softmax", True))
+    ]
+
+
+def figures(rows: Sequence[TextRow], setup: TextSetup) -> list[Figure]:
+    """Loss and BLEU over slots, and what is inside the memories."""
+    quality = [Panel("test loss (nats)", loss), Panel("BLEU", measurement("bleu"))]
+    inside = [
+        Panel("variance ratio", measurement("variance_ratio"), logarithmic=True),
+        Panel("share of the top 0.2 %", measurement("top_share")),
+        Panel("anisotropy", measurement("anisotropy")),
+    ]
+    told = (
+        "Left: the variance of what memories add over that of the residual stream. Middle: the part of all weights "
+        "that the largest 0.2 % hold. Right: the mean cosine of two values. On test tokens, means over layers."
+    )
+    return [
+        _figure(rows, quality, "memory", "Translation by the slots of the feed-forward layers", BLEU),
+        _figure(rows, inside, "memory-inside", "What is inside the memories", told),
+    ]
+
+
+def verdicts(rows: Sequence[TextRow], setup: TextSetup) -> list[Verdict]:
+    """What the runs say about the five claims."""
+    return [
+        _worse(rows, setup),
+        _normed(rows, setup),
+        _many(rows, setup),
+        _central(rows, setup),
+        _variance(rows, setup),
+    ]
+
+
+def lemma(slots: int, draws: int = 4000) -> tuple[float, float]:
+    """The variance of Σ φ(x_i)·v_i over n slots, for normal x and v: that of ReLU over n/2, and that of softmax."""
+    generator = np.random.default_rng(0)
+    x, v = generator.standard_normal((2, draws, slots))
+    weights = np.exp(x) / np.exp(x).sum(1, keepdims=True)
+    return float((np.maximum(x, 0) * v).sum(1).var() / (slots / 2)), float((weights * v).sum(1).var())
+
+
+def _figure(rows: Sequence[TextRow], panels: list[Panel], name: str, title: str, caption: str) -> Figure:
+    said = {"name": name, "title": title, "caption": caption, "axis": "slots"}
+    return figure(rows, panels, lambda row: row.memory, lambda row: row.slots, logarithmic=True, **said)
+
+
+def _lead(rows: Sequence[TextRow], second: str) -> dict[int, list[float]]:
+    return lead(where(rows, memory=RELU), where(rows, memory=second), lambda row: row.slots)
+
+
+def _by_slots(cells: dict[int, list[float]]) -> str:
+    return ", ".join(f"{slots:,}: {contrast([cells[slots]]).mean:+.3f}".replace("-", "−") for slots in sorted(cells))
+
+
+def _worse(rows: Sequence[TextRow], setup: TextSetup) -> Verdict:
+    cells = _lead(rows, PLAIN)
+    ahead = pooled(cells)
+    sentence = (
+        f"The loss of ReLU is lower than that of softmax by {nats(ahead)} ({basis(rows, cells)}; by slots "
+        f"{_by_slots(cells)}). {BLEU} Reproduced if the interval is above 0, contradicted if below."
+    )
+    return judged("S-softmax-ffn", above(ahead, 0), sentence, rows, setup, _numbers(cells, ahead))
+
+
+def _normed(rows: Sequence[TextRow], setup: TextSetup) -> Verdict:
+    few = [row for row in rows if row.slots < MANY]
+    cells = _lead(few, NORMED)
+    ahead = pooled(cells)
+    sentence = (
+        f"Below {MANY:,} slots the loss of ReLU is lower than that of softmax with LayerNorm by {nats(ahead)} "
+        f"({basis(few, cells)}; by slots {_by_slots(cells)}). {BLEU} As good is within {MARGIN:g} nats: reproduced if "
+        "the interval is, contradicted if it lies outside."
+    )
+    return judged("S-ln", within(ahead, -MARGIN, MARGIN), sentence, few, setup, _numbers(cells, ahead))
+
+
+def _many(rows: Sequence[TextRow], setup: TextSetup) -> Verdict:
+    many = [row for row in rows if row.slots >= MANY]
+    cells, normed = _lead(many, PLAIN), _lead(many, NORMED)
+    ahead, ahead_of_normed = pooled(cells), pooled(normed)
+    sentence = (
+        f"From {MANY:,} slots on the loss of ReLU is lower than that of softmax by {nats(ahead)}, and than that of "
+        f"softmax with LayerNorm by {nats(ahead_of_normed)} ({basis(many, normed)}). The paper finds this at 3,072 and "
+        "4,096 slots. Reproduced if both intervals are above 0, contradicted if one is below."
+    )
+    outcome = worst([above(ahead, 0), above(ahead_of_normed, 0)])
+    numbers = {**_numbers(cells, ahead), "lead over softmax with LayerNorm": ahead_of_normed}
+    return judged("S-slots", outcome, sentence, many, setup, numbers)
+
+
+def _central(rows: Sequence[TextRow], setup: TextSetup) -> Verdict:
+    large = [row for row in rows if row.slots >= USUAL]
+    score = measurement("top_share")
+    softmax, relu = (
+        pooled(collected(where(large, memory=kind), lambda row: row.slots, score)) for kind in (PLAIN, RELU)
+    )
+    sentence = (
+        f"From {USUAL} slots on the largest 0.2 % of all weights of softmax hold {spread(softmax)} of their sum, those "
+        f"of ReLU {spread(relu)}, on test tokens. The paper has more than 0.85 for softmax. Most is more than "
+        f"{MOST:g}: reproduced if the interval of softmax is above, contradicted if below."
+    )
+    return judged("S-central", above(softmax, MOST), sentence, large, setup, {"softmax": softmax, "relu": relu})
+
+
+def _variance(rows: Sequence[TextRow], setup: TextSetup) -> Verdict:
+    score = measurement("variance_ratio")
+    softmax, relu = (
+        pooled(collected(where(rows, memory=kind), lambda row: row.slots, score)) for kind in (PLAIN, RELU)
+    )
+    over, of_softmax = lemma(USUAL)
+    sentence = (
+        f"What memories add has, relative to the residual stream, the variance {spread(softmax)} with softmax and "
+        f"{spread(relu)} with ReLU, on test tokens. Before training, for normal numbers and n = {USUAL}, Σ "
+        f"relu(x_i)·v_i has {over:.2f} times the variance n/2 of the paper's lemma, and softmax's sum the variance "
+        f"{of_softmax:.4f}. Small is less than {SMALL:g}: reproduced if softmax's interval is below and ReLU's above, "
+        "contradicted if either lies on the other side."
+    )
+    outcome = worst([above(turned(softmax), -SMALL), above(relu, SMALL)])
+    numbers = {"softmax": softmax, "relu": relu, "over n/2": over, "of softmax's sum": of_softmax}
+    return judged("S-variance", outcome, sentence, rows, setup, numbers)
+
+
+def _numbers(cells: dict[int, list[float]], ahead: Interval) -> dict[str, Any]:
+    return {"lead": ahead, "by slots": {slots: contrast([cells[slots]]) for slots in sorted(cells)}}

@@ -1,0 +1,229 @@
+"""Figures of studies of text: scores over a number, a line for each kind of model; or kinds one below the other."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from nomax.study.figure import COLOURS, MARKERS, Figure, Table, legend, nothing_yet, sheet
+from nomax.study.row import TextRow
+from nomax.study.scores import seeds
+from nomax.study.text_scores import LOST_NOTE
+
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#777777", "#000000")
+SIGNS = "os^DvP<*"
+Score = Callable[[TextRow], float | None]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A score that gets a panel, and a column of the table."""
+
+    title: str
+    score: Score
+    logarithmic: bool = False
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a kind of model has at one place: a score for each seed that has one."""
+
+    kind: str
+    place: float | None
+    entries: tuple[tuple[float, ...], ...]
+    """By panel."""
+    seeds: int
+    lost: int
+
+    def mean(self, panel: int) -> float | None:
+        """The mean over the seeds."""
+        return fmean(self.entries[panel]) if self.entries[panel] else None
+
+
+def figure(
+    rows: Sequence[TextRow],
+    panels: Sequence[Panel],
+    kind: Callable[[TextRow], str],
+    place: Callable[[TextRow], float | None],
+    *,
+    name: str,
+    title: str,
+    caption: str,
+    axis: str,
+    logarithmic: bool = False,
+) -> Figure:
+    """Scores over a number. A kind whose place is None, such as softmax over α, is a level."""
+    points = collect(rows, panels, kind, place)
+    told = f"{caption} Means over {_count(rows)}, bands from the lowest to the highest. {LOST_NOTE}"
+    return Figure(
+        name,
+        title,
+        told,
+        describe(points, panels, axis),
+        table(points, panels, axis),
+        lambda: _paint_lines(points, panels, axis, logarithmic),
+    )
+
+
+def listing(
+    rows: Sequence[TextRow],
+    panels: Sequence[Panel],
+    kind: Callable[[TextRow], str],
+    *,
+    name: str,
+    title: str,
+    caption: str,
+) -> Figure:
+    """Kinds one below the other, in the order of the rows."""
+    points = collect(rows, panels, kind, lambda row: None)
+    told = f"{caption} Means over {_count(rows)}, bars from the lowest to the highest. {LOST_NOTE}"
+    return Figure(
+        name, title, told, describe(points, panels, ""), table(points, panels, ""), lambda: _paint_list(points, panels)
+    )
+
+
+def collect(
+    rows: Sequence[TextRow],
+    panels: Sequence[Panel],
+    kind: Callable[[TextRow], str],
+    place: Callable[[TextRow], float | None],
+) -> list[Point]:
+    """The points, kind after kind, each from the smallest place."""
+    groups: dict[tuple[str, float | None], list[TextRow]] = {}
+    for row in rows:
+        groups.setdefault((kind(row), place(row)), []).append(row)
+    order = list(dict.fromkeys(name for name, _ in groups))
+    keys = sorted(groups, key=lambda key: (order.index(key[0]), key[1] or 0.0))
+    found = []
+    for key in keys:
+        here = groups[key]
+        entries = tuple(tuple(v for row in here if (v := panel.score(row)) is not None) for panel in panels)
+        found.append(Point(*key, entries, len(here), sum(row.status != "done" for row in here)))
+    return found
+
+
+def table(points: Sequence[Point], panels: Sequence[Panel], axis: str) -> Table:
+    """The means behind a figure."""
+    columns = ("kind", *([axis] if axis else []), *(panel.title for panel in panels), "seeds", "diverged or failed")
+    rows = []
+    for point in points:
+        means = [point.mean(number) for number in range(len(panels))]
+        shown = [None if mean is None else float(f"{mean:.5g}") for mean in means]
+        rows.append((point.kind, *([point.place] if axis else []), *shown, point.seeds, point.lost))
+    return Table(columns, tuple(rows))
+
+
+def describe(points: Sequence[Point], panels: Sequence[Panel], axis: str) -> str:
+    """The figure in words: the ends of every line."""
+    if not points:
+        return "An empty figure: no run has finished yet."
+    sentences = []
+    for number, panel in enumerate(panels):
+        parts = []
+        for kind in dict.fromkeys(point.kind for point in points):
+            line = [point for point in points if point.kind == kind and point.entries[number]]
+            ends = [line[0], line[-1]] if len(line) > 1 else line
+            words = ", ".join(
+                f"{point.mean(number):.4g}" + (f" at {point.place:g}" if point.place is not None else "")
+                for point in ends
+            )
+            parts.append(f"{kind} {words or 'nothing yet'}")
+        over = f" over {axis}" if axis else ""
+        sentences.append(f"{panel.title[0].upper()}{panel.title[1:]}{over}: {'; '.join(parts)}.")
+    return " ".join(sentences)
+
+
+def _count(rows: Sequence[TextRow]) -> str:
+    count = len(seeds(rows))
+    return f"{count} seed{'s' * (count != 1)}"
+
+
+def _paint_lines(points: Sequence[Point], panels: Sequence[Panel], axis: str, logarithmic: bool) -> Any:
+    from matplotlib.lines import Line2D
+
+    picture, axes = sheet(len(panels), height=4.2, same_y=False)
+    kinds = list(dict.fromkeys(point.kind for point in points))
+    looks = {kind: _look(kind, number) for number, kind in enumerate(kinds)}
+    for number, (panel, part) in enumerate(zip(panels, axes, strict=True)):
+        if not any(point.entries[number] for point in points):
+            nothing_yet(part)
+        for kind in kinds:
+            line = [point for point in points if point.kind == kind and point.entries[number]]
+            levels = [point for point in line if point.place is None]
+            for point in levels:
+                part.axhline(fmean(point.entries[number]), color=looks[kind]["color"], lw=1.3, ls=(0, (5, 3)))
+            _draw(part, [point for point in line if point.place is not None], number, looks[kind])
+        part.set_title(panel.title)
+        part.set_xlabel(axis)
+        places = sorted({point.place for point in points if point.place is not None})
+        if logarithmic and places:
+            part.set_xscale("log", base=2)
+            part.set_xticks(places, [_short(place) for place in places])
+            part.set_xticks([], minor=True)
+        if panel.logarithmic and any(point.entries[number] for point in points):
+            part.set_yscale("log")
+    level = {point.kind for point in points if point.place is None}
+    handles = [
+        Line2D([], [], label=kind, color=looks[kind]["color"], lw=1.3, ls=(0, (5, 3)))
+        if kind in level
+        else Line2D([], [], label=kind, **looks[kind])
+        for kind in kinds
+    ]
+    _finish(picture, handles, points)
+    return picture
+
+
+def _draw(part: Any, line: Sequence[Point], number: int, look: dict[str, Any]) -> None:
+    if not line:
+        return
+    places = [point.place for point in line]
+    low, high = ([end(point.entries[number]) for point in line] for end in (min, max))
+    part.fill_between(places, low, high, color=look["color"], alpha=0.13, lw=0)
+    part.plot(places, [fmean(point.entries[number]) for point in line], **look)
+    for point in line:
+        if point.lost:
+            part.plot(point.place, fmean(point.entries[number]), "x", ms=9, mew=2, color=look["color"], zorder=4)
+
+
+def _paint_list(points: Sequence[Point], panels: Sequence[Panel]) -> Any:
+    picture, axes = sheet(len(panels), height=1.6 + 0.34 * max(len(points), 4), same_y=True)
+    for number, (panel, part) in enumerate(zip(panels, axes, strict=True)):
+        part.set_title(panel.title)
+        if not any(point.entries[number] for point in points):
+            nothing_yet(part)
+            continue
+        for place, point in enumerate(points):
+            if point.entries[number]:
+                look: dict[str, Any] = {"color": PALETTE[0], "zorder": 3}
+                part.plot([min(point.entries[number]), max(point.entries[number])], [place] * 2, lw=1.6, **look)
+                sign = "x" if point.lost else "o"
+                part.plot(fmean(point.entries[number]), place, sign, ms=7, mew=2 if point.lost else 1, **look)
+        part.grid(axis="x", color="#dddddd", lw=0.7)
+        if panel.logarithmic:
+            part.set_xscale("log")
+        else:
+            part.locator_params(axis="x", nbins=3)
+    if points:
+        axes[0].set_yticks(range(len(points)), [point.kind for point in points])
+        axes[0].invert_yaxis()
+    _finish(picture, [], points)
+    return picture
+
+
+def _short(place: float) -> str:
+    """A power of two, short enough to stand beside the next one: 512, 1k, 2k."""
+    return f"{place / 1024:g}k" if place >= 1024 and place % 1024 == 0 else f"{place:g}"
+
+
+def _finish(picture: Any, handles: list[Any], points: Sequence[Point]) -> None:
+    from matplotlib.lines import Line2D
+
+    if any(point.lost for point in points):
+        handles.append(Line2D([], [], ls="", marker="x", ms=8, mew=2, color="#333333", label="diverged or failed"))
+    if handles:
+        legend(picture, handles)
+
+
+def _look(kind: str, number: int) -> dict[str, Any]:
+    colour = COLOURS.get(kind, PALETTE[number % len(PALETTE)])
+    return {"color": colour, "marker": MARKERS.get(kind, SIGNS[number % len(SIGNS)]), "ms": 5.5, "lw": 1.7}

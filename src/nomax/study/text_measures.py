@@ -1,0 +1,219 @@
+"""What is measured of a model of text after its training, on the test split.
+
+loss      the negative log-likelihood of a token, in nats, without label smoothing and penalties: always
+bleu      sacrebleu's BLEU and chrF of greedy translations
+rows      how attention spreads: entropy of rows, share of weights that are zero, sum of rows; all attentions
+memory    what the feed-forward layers add: see `memories`
+distance  where the encoder looks: see `distances`
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nomax.data.text import Corpus, Example
+from nomax.data.text.batches import pad
+from nomax.evaluate import TextRun as Trained
+from nomax.evaluate import load_text
+from nomax.evaluate.translation import Search, likelihood, quality, references, translate_corpus
+from nomax.models import ReLUFormer
+from nomax.nn import Attention
+from nomax.study.text_run import TextRun
+from nomax.train import text_data
+from nomax.train.stop import Stop
+
+TOP = 0.002  # the paper's share of entries that hold most of softmax's weight
+FAR = 64  # tokens: a key farther away than this is distant
+FREQUENT = 30  # so many of the most frequent pieces of the source: commas, full stops, "the", "and", …
+GREEDY = Search(beams=1)
+EXAMPLES = 24  # that are looked into with all of their weights
+
+
+def measure(run: TextRun, folder: Path, device: str, stop: Stop) -> dict[str, Any] | None:
+    """All that is measured, by column; None if asked to stop."""
+    trained = load_text(folder, device)
+    corpus = text_data.of_run(run.config, "test")
+    results: dict[str, Any] = {
+        "loss": likelihood(trained.model, trained.tokenizer, run.config, corpus).per_token,
+        "measured": {},
+    }
+    some = first(corpus, run.test_pairs)
+    for name in run.measures:
+        if stop.asked:  # the next start does them all: they are short beside the training
+            return None
+        results["measured"] |= MEASURES[name](trained, some)
+    return results
+
+
+def first(corpus: Corpus, pairs: int) -> Corpus:
+    """The first documents of a corpus that have so many pairs together; all of them for 0."""
+    chosen, count = [], 0
+    for document in corpus.documents:
+        if pairs and count >= pairs:
+            break
+        chosen.append(document)
+        count += len(document.pairs)
+    return Corpus(tuple(chosen), corpus.languages, corpus.title)
+
+
+def bleu(trained: Trained, corpus: Corpus) -> dict[str, float]:
+    """BLEU and chrF of the segments."""
+    found = translate_corpus(trained.model, trained.tokenizer, trained.config, corpus, GREEDY)
+    scores = quality(found.segments, references(corpus)[0])
+    return {"bleu": scores.bleu, "chrf": scores.chrf}
+
+
+@torch.inference_mode()
+def rows(trained: Trained, corpus: Corpus) -> dict[str, float]:
+    """Means over all rows of all attentions: the entropy of what a row's weights are of their sum, and so on.
+
+    A row of nothing but zeros has no entropy; it counts as empty, and its zeros count among the zeros.
+    """
+    entropies, sums, zeros, empty, count, seen = 0.0, 0.0, 0, 0, 0, 0
+    for weights, visible, _ in _looks(trained, corpus):
+        total = weights.sum(-1)
+        some = total.abs() > 0
+        share = weights / torch.where(some, total, 1).unsqueeze(-1)
+        entropies += float(torch.special.entr(share.clamp(min=0)).sum(-1)[some].sum())
+        sums += float(total.sum())
+        zeros += int(((weights == 0) & visible).sum())
+        seen += int(visible.sum()) * weights.shape[0]
+        empty += int((~some).sum())
+        count += total.numel()
+    full = max(count - empty, 1)
+    return {"entropy": entropies / full, "row_sum": sums / count, "zeros": zeros / seen, "empty_rows": empty / count}
+
+
+@torch.inference_mode()
+def memories(trained: Trained, corpus: Corpus) -> dict[str, float]:
+    """Means over the feed-forward layers, each by the tokens of the test examples.
+
+    variance_ratio: the variance of what a memory adds, over that of the residual stream to which it is added.
+    top_share: of the weights of all tokens and slots, the part that the largest 0.2 % hold.
+    anisotropy: the mean cosine of two different values of the memory.
+    """
+    model = trained.model
+    found: dict[str, list[float]] = {"variance_ratio": [], "top_share": [], "anisotropy": []}
+    for layer in (*model.encoder, *model.decoder):
+        kept: dict[str, list[Tensor]] = {"residual": [], "read": [], "added": []}
+
+        def residual(module: Any, given: Any, kept: dict[str, list[Tensor]] = kept) -> None:
+            kept["residual"].append(given[0].flatten(0, -2))
+
+        def look(module: Any, given: Any, out: Tensor, kept: dict[str, list[Tensor]] = kept) -> None:
+            kept["read"].append(given[0].flatten(0, -2))
+            kept["added"].append(out.flatten(0, -2))
+
+        with ExitStack() as stack:
+            stack.callback(layer.memory.register_forward_hook(look).remove)
+            if not layer.post:
+                stack.callback(layer.memory_norm.register_forward_pre_hook(residual).remove)
+            for example in _examples(trained, corpus):
+                _pass(trained, example)
+        read, added = (torch.cat(kept[name]) for name in ("read", "added"))
+        beside = torch.cat(kept["residual"]) if kept["residual"] else read
+        weights = layer.memory.weights(read).flatten().abs()
+        top = weights.topk(max(1, round(TOP * len(weights)))).values.sum()
+        found["variance_ratio"].append(float(added.var(-1).mean() / beside.var(-1).mean()))
+        found["top_share"].append(float(top / weights.sum().clamp(min=1e-12)))
+        found["anisotropy"].append(anisotropy(layer.memory.values))
+    return {name: fmean(each) for name, each in found.items()}
+
+
+def anisotropy(values: Tensor) -> float:
+    """The mean cosine of two different rows of values [slots, dim]."""
+    count = len(values)
+    if count < 2:
+        return math.nan
+    unit = torch.nn.functional.normalize(values.double(), dim=1)
+    return float((unit.sum(0).square().sum() - unit.square().sum()) / (count * (count - 1)))
+
+
+@torch.inference_mode()
+def distances(trained: Trained, corpus: Corpus) -> dict[str, float]:
+    """Where the encoder's attention (of a language model the decoder's) looks: means over rows that are not all zero.
+
+    distant: the share of a row's weight on keys that are more than 64 tokens away; sequences that are shorter than
+        twice that are left out.
+    frequent: the share on the 30 most frequent pieces of the test text, which are commas, full stops and stop words.
+    frequent_keys: how many of the keys are such pieces, which would be the share of attention that looks everywhere.
+    """
+    examples = _examples(trained, corpus)
+    counts = Counter(token for example in examples for token in (example.source or example.target))
+    common = torch.tensor([token for token, _ in counts.most_common(FREQUENT)])
+    distant: list[float] = []
+    frequent: list[float] = []
+    share: list[float] = []
+    for weights, _, tokens in _looks(trained, corpus, own=True):
+        total = weights.sum(-1)
+        some = total > 0
+        part = weights / torch.where(some, total, 1).unsqueeze(-1)
+        is_common = torch.isin(tokens, common.to(tokens))
+        frequent.append(float(part[..., is_common].sum(-1)[some].mean()) if some.any() else math.nan)
+        share.append(float(is_common.double().mean()))
+        if len(tokens) > 2 * FAR:
+            place = torch.arange(len(tokens), device=tokens.device)
+            far = (place[:, None] - place).abs() > FAR
+            distant.append(float((part * far).sum(-1)[some].mean()) if some.any() else math.nan)
+    found = {"distant": distant, "frequent": frequent, "frequent_keys": share}
+    return {name: fmean(known) for name, each in found.items() if (known := [v for v in each if v == v])}
+
+
+MEASURES: Mapping[str, Callable[[Trained, Corpus], dict[str, float]]] = {
+    "bleu": bleu,
+    "rows": rows,
+    "memory": memories,
+    "distance": distances,
+}
+
+
+def _examples(trained: Trained, corpus: Corpus) -> list[Example]:
+    """The first examples, as the model is trained on them."""
+    return text_data.examples(trained.config, corpus, trained.tokenizer)[:EXAMPLES]
+
+
+def _pass(trained: Trained, example: Example) -> None:
+    """One example through the model."""
+    model, device = trained.model, trained.model.embedding.weight.device
+    target = pad([[model.config.begin, *example.target]], device)
+    model(*([pad([[*example.source, model.config.end]], device)] if trained.translates else []), target)
+
+
+def _looks(trained: Trained, corpus: Corpus, own: bool = False) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """The weights [heads, queries, keys] of every attention for some examples, which are visible, and the keys' tokens.
+
+    own: only the encoder's, or those of a language model.
+    """
+    model = trained.model
+    called: list[tuple[Attention, Any, Any]] = []
+
+    def note(module: Attention, given: Any, settings: Any) -> None:
+        called.append((module, given, settings))
+
+    layers = _first_side(model) if own else (*model.encoder, *model.decoder)
+    looked = [module for layer in layers for module in layer.modules() if isinstance(module, Attention)]
+    with ExitStack() as stack:
+        for module in looked:
+            stack.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
+        for example in _examples(trained, corpus):
+            called.clear()
+            _pass(trained, example)
+            for module, (x, context), settings in called:
+                how = {name: settings[name] for name in ("attn_mask", "is_causal")}
+                weights = module.weights(x, context, **how)[0]
+                visible = torch.ones(weights.shape[-2:], dtype=torch.bool, device=weights.device)
+                visible = visible.tril() if settings["is_causal"] else visible
+                in_source = trained.translates and not settings["is_causal"]
+                read = [*example.source, model.config.end] if in_source else [model.config.begin, *example.target]
+                yield weights, visible, torch.tensor(read, device=weights.device)
+
+
+def _first_side(model: ReLUFormer) -> tuple[Any, ...]:
+    return tuple(model.encoder or model.decoder)

@@ -1,0 +1,210 @@
+"""How large a study of text is: the data, the model, the number of steps. Set-ups are called as those of images are.
+
+default   a small model and a reduced grid: minutes; it needs `nomax data get bible-en-es`
+hour      one to two hours for a study on two cores
+smoke     seconds: shows only that it works
+"""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+from nomax.data import text
+from nomax.data.text import Corpus
+from nomax.data.text.entries import TEXTS
+from nomax.models import ReLUFormerConfig
+from nomax.nn import RELUFORMER
+from nomax.study.text_run import TextRun
+from nomax.train import TextConfig, text_data
+from nomax.train.text_recipes import PENALTY
+
+# What every translation is measured by, so that studies share their runs.
+MEASURES = ("bleu", "rows", "memory")
+
+
+@dataclass(frozen=True)
+class TextSetup:
+    """What all runs of a study of text share, and how large its grid is."""
+
+    name: str
+    data: str = "bible-en-es"
+    vocabulary: int = 2000
+    dim: int = 128
+    heads: int = 4
+    layers: int = 2
+    """Of the encoder and of the decoder; a language model has one and a half times as many."""
+    slots: tuple[int, ...] = (32, 128, 512, 4096)
+    """Of the study of memories."""
+    base_slots: int = 512
+    """Of all others."""
+    length: int = 128
+    """Tokens of the longest segment; longer ones are cut into parts."""
+    lengths: tuple[int, ...] = (128, 256, 512, 1024, 2048)
+    """Tokens of documents."""
+    text_length: int = 256
+    """Tokens of the language model's documents."""
+    activations: tuple[str, ...] = ("relu", "relu2", "gelu", "softplus", "identity")
+    alphas: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5, 2.0)
+    seeds: tuple[int, ...] = (0, 1, 2)
+    steps: int = 600
+    batch_size: int = 1024
+    """Tokens of a step, on a side. Documents have as many tokens altogether in larger and fewer steps."""
+    lr: float = 2e-3
+    warmup: int = 60
+    precision: Literal["fp32", "bf16"] = "fp32"
+    test_pairs: int = 120
+    """Pairs of the test split that are translated and looked into; the test loss is of all."""
+    device: str = "auto"
+
+    @property
+    def document_batch(self) -> int:
+        """Tokens of a step of documents, the same for every length: at least the longest document."""
+        return max(self.batch_size, *self.lengths)
+
+    @property
+    def document_steps(self) -> int:
+        """Steps of a run of documents, the same for every length: together as many tokens as other runs have."""
+        return max(2, self.steps * self.batch_size // self.document_batch)
+
+    def run(
+        self,
+        phi: str,
+        *,
+        seed: int = 0,
+        task: Literal["translate", "language"] = "translate",
+        losses: tuple[bool, bool] = (False, False),
+        learned_gain: bool = False,
+        joined_norm: Literal["rela"] | None = None,
+        memory: str = "relu",
+        memory_norm: bool = False,
+        slots: int | None = None,
+        documents: int | None = None,
+        measures: tuple[str, ...] = MEASURES,
+    ) -> TextRun:
+        """A run of this set-up. losses: ReLUFormer's, of normalisation and of entropy."""
+        translates = task == "translate"
+        length = documents or self.length
+        languages = sides(self.data)
+        model = ReLUFormerConfig(
+            self.vocabulary,
+            dim=self.dim,
+            heads=self.heads,
+            encoder_layers=self.layers if translates else 0,
+            decoder_layers=self.layers if translates else self.layers + self.layers // 2,
+            slots=slots or self.base_slots,
+            phi=phi,
+            learned_gain="head" if learned_gain else None,
+            memory_phi=memory,
+            memory_norm=memory_norm,
+            joined_norm=joined_norm,
+            max_length=length,
+        )
+        large = documents is not None and translates
+        steps = self.document_steps if large else self.steps
+        config = TextConfig(
+            task=task,
+            recipe="study",
+            model=model,
+            data=self.data,
+            languages=languages if translates else languages[:1],
+            documents=documents is not None,
+            steps=steps,
+            batch_size=self.document_batch if large else self.batch_size,
+            lr=self.lr,
+            warmup=min(self.warmup, steps // 2) if large else self.warmup,
+            schedule="cosine",
+            label_smoothing=0.1 if translates else 0.0,
+            normalisation_penalty=PENALTY * losses[0],
+            entropy_penalty=PENALTY * losses[1],
+            precision=self.precision,
+            seed=seed,
+            checkpoint_every=min(1000, max(1, steps // 5)),
+            keep=1,
+            device=self.device,
+        )
+        config.check()
+        return TextRun(config, measures, self.test_pairs)
+
+    def reluformer(self, *, losses: tuple[bool, bool] = (True, True), **others: Any) -> TextRun:
+        """A run with ReLUFormer's φ, its gain learned per head, and its two losses or some of them."""
+        return self.run(RELUFORMER, learned_gain=True, losses=losses, **others)
+
+
+SETUPS = {
+    setup.name: setup
+    for setup in (
+        TextSetup(
+            "default",
+            dim=64,
+            vocabulary=1000,
+            slots=(32, 256, 1024),
+            base_slots=256,
+            lengths=(128, 512),
+            activations=("relu", "identity"),
+            alphas=(0.0, 0.5, 1.0, 2.0),
+            seeds=(0, 1),
+            steps=200,
+            warmup=20,
+            test_pairs=40,
+        ),
+        TextSetup("hour"),
+        TextSetup(
+            "smoke",
+            dim=32,
+            heads=2,
+            layers=1,
+            vocabulary=300,
+            slots=(32, 512),
+            base_slots=32,
+            length=64,
+            lengths=(128, 512),
+            text_length=64,
+            activations=("relu",),
+            alphas=(0.0, 1.0),
+            seeds=(0, 1),
+            steps=4,
+            batch_size=256,
+            warmup=1,
+            test_pairs=4,
+        ),
+    )
+}
+
+
+def adapted(setup: TextSetup, **given: Any) -> TextSetup:
+    """The set-up with other values; None is not a value."""
+    given = {name: value for name, value in given.items() if value is not None}
+    if "steps" in given and given["steps"] <= given.get("warmup", setup.warmup) and "warmup" not in given:
+        given["warmup"] = given["steps"] // 5
+    return replace(setup, **given)
+
+
+def sides(data: str) -> tuple[str, str]:
+    """The languages of a data set, without loading it where its name says them."""
+    return TEXTS[data].languages if data in TEXTS else corpus(data).languages
+
+
+@lru_cache(maxsize=4)
+def corpus(data: str) -> Corpus:
+    """The training text, loaded once for a whole grid."""
+    return text.load(data, "train")
+
+
+def check(runs: list[TextRun]) -> None:
+    """Raise now, rather than after an hour, if text, a vocabulary or a package is missing that runs need."""
+    for task in dict.fromkeys(run.config.task for run in runs):
+        config = next(run.config for run in runs if run.config.task == task)
+        text_data.learned(text_data.of_run(config, "train"), config.model.vocabulary)
+        for split in ("valid", "test"):
+            text_data.of_run(config, split)
+    if any(run.row.of(run, "failed").activation in ("sparsemax", "entmax15") for run in runs):
+        _needed("entmax", "sparsemax and 1.5-entmax need entmax")
+    if any("bleu" in run.measures for run in runs):
+        _needed("sacrebleu", "BLEU needs sacrebleu")
+
+
+def _needed(package: str, why: str) -> None:
+    from importlib.util import find_spec
+
+    if find_spec(package) is None:
+        raise ImportError(f"{why}: pip install nomax[text]")
