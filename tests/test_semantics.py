@@ -1,7 +1,6 @@
-"""What the operation means, on every backend: masks, L, gain and shift, rows, dropout, packing, broadcasting."""
+"""What the operation means, on every backend: masks, gain and shift, L, gradients, shapes, softmax, dtypes."""
 
 import math
-import shutil
 
 import oracle
 import pytest
@@ -9,61 +8,26 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from semantics import (
+    DV,
+    HEADS,
+    KEYS,
+    MASKS,
+    QUERIES,
+    B,
+    D,
+    close,
+    no_compiler,
+    on_every_backend,
+    tensors,
+    tril,
+)
+from torch.nn.attention.bias import causal_lower_right
 
 import nomax
 from nomax import Phi
 from nomax.ops import backends
 from nomax.phi import ACTIVATIONS
-
-no_compiler = not any(map(shutil.which, ("c++", "g++", "clang++")))
-BACKENDS = ["reference", pytest.param("cpu", marks=pytest.mark.skipif(no_compiler, reason="no C++ compiler"))]
-on_every_backend = pytest.mark.parametrize("backend", BACKENDS)
-NONNEGATIVE = [name for name, activation in ACTIVATIONS.items() if activation.nonnegative]
-
-B, HEADS, QUERIES, KEYS, D, DV = 2, 4, 5, 7, 8, 6
-
-
-def tensors(queries=QUERIES, keys=KEYS, key_heads=HEADS, dtype=torch.float32):
-    query = torch.randn(B, HEADS, queries, D, dtype=dtype)
-    key = torch.randn(B, key_heads, keys, D, dtype=dtype)
-    value = torch.randn(B, key_heads, keys, DV, dtype=dtype)
-    return query, key, value
-
-
-def close(actual, expected, rtol=2e-5, atol=2e-6):
-    torch.testing.assert_close(actual.double(), expected.double(), rtol=rtol, atol=atol)
-
-
-def tril(queries, keys, diagonal=0):
-    return torch.tensor([[j <= i + diagonal for j in range(keys)] for i in range(queries)])
-
-
-# Each kind of mask: the arguments of the call, and which keys that should show (with which bias).
-def float_mask(hidden_value):
-    bias = torch.randn(B, 1, QUERIES, KEYS)
-    seen = torch.rand(B, 1, QUERIES, KEYS) > 0.4
-    return {"attn_mask": bias.masked_fill(~seen, hidden_value)}, seen, bias
-
-
-def boolean_mask(*shape):
-    mask = torch.rand(shape) > 0.4
-    return {"attn_mask": mask}, mask, None
-
-
-MASKS = {
-    "none": lambda: ({}, None, None),
-    "whole": lambda: boolean_mask(B, HEADS, QUERIES, KEYS),
-    "padding": lambda: boolean_mask(B, 1, 1, KEYS),
-    "queries and keys": lambda: boolean_mask(QUERIES, KEYS),
-    "queries": lambda: boolean_mask(B, 1, QUERIES, 1),
-    "heads": lambda: boolean_mask(HEADS, 1, KEYS),
-    "-inf": lambda: float_mask(-math.inf),
-    "minimum": lambda: float_mask(torch.finfo(torch.float32).min),
-    "causal": lambda: ({"is_causal": True}, tril(QUERIES, KEYS), None),
-    "upper left": lambda: ({"attn_mask": causal_upper_left(QUERIES, KEYS)}, tril(QUERIES, KEYS), None),
-    "lower right": lambda: ({"attn_mask": causal_lower_right(QUERIES, KEYS)}, tril(QUERIES, KEYS, 2), None),
-}
 
 
 @on_every_backend
@@ -395,265 +359,6 @@ def test_softmax_rows_sum_to_one_and_have_shannon_entropy(kind):
                 close(rows.entropy[b, h, i], entropy)
     (rows.entropy + rows.sum).sum().backward()
     assert query.grad.isfinite().all()
-
-
-# Rows.
-
-
-@on_every_backend
-@pytest.mark.parametrize("kind", MASKS)
-@pytest.mark.parametrize("activation", NONNEGATIVE)
-def test_rows_are_the_sum_and_entropy_of_the_weights(activation, kind, backend):
-    query, key, value = tensors(key_heads=2)
-    arguments, seen, bias = MASKS[kind]()
-    phi = Phi(activation, alpha=0.5, gain=math.sqrt(2))
-    out, rows = nomax.attention(
-        query, key, value, **arguments, enable_gqa=True, phi=phi, backend=backend, return_rows=True
-    )
-    fields = {"activation": activation, "alpha": 0.5, "gain": math.sqrt(2)}
-    expected, sums, entropies = oracle.attention(query, key, value, seen, bias, **fields)
-    assert rows.sum.dtype == rows.entropy.dtype == torch.float32
-    close(out, expected)
-    close(rows.sum, sums)
-    close(rows.entropy, entropies, rtol=1e-4, atol=1e-5)
-
-
-@on_every_backend
-@pytest.mark.parametrize("phi", ["relu/L", "relu2(x-0.5)", "sigmoid(x-log L)", "relu6/L^0.5", "0*softplus"])
-def test_rows_have_gradients_and_none_where_nothing_is_visible(phi, backend):
-    query, key, value = tensors()
-    mask = torch.rand(B, 1, QUERIES, KEYS) > 0.4
-    mask[:, :, 1] = False
-
-    def gradients(backend, dtype):
-        leaves = [x.to(dtype, copy=True).requires_grad_() for x in (query, key)]
-        _, rows = nomax.attention(*leaves, value.to(dtype), mask, phi=phi, backend=backend, return_rows=True)
-        assert (torch.stack([*rows, rows.normalized_entropy])[..., 1] == 0).all()
-        of_normalized = torch.autograd.grad(rows.normalized_entropy.sum(), leaves, retain_graph=True)
-        assert all(gradient.isfinite().all() for gradient in of_normalized)
-        return torch.autograd.grad((rows.sum.square() + 2 * rows.entropy).sum(), leaves)
-
-    of_query, of_key = gradients(backend, torch.float32)
-    expected = gradients("reference", torch.float64)
-    assert (of_query[:, :, 1] == 0).all()
-    close(of_query, expected[0], rtol=1e-4, atol=1e-4)
-    close(of_key, expected[1], rtol=1e-4, atol=1e-4)
-
-
-def test_normalized_entropy_is_that_of_the_normalized_weights():
-    query, key, value = tensors()
-    _, rows = nomax.attention(query, key, value, phi="relu", return_rows=True)
-    weights = torch.relu(query @ key.transpose(-2, -1) / math.sqrt(D)).double()
-    entropy = torch.special.entr(weights / weights.sum(-1, keepdim=True)).sum(-1)
-    close(rows.normalized_entropy, torch.where(weights.sum(-1) > 0, entropy, 0), atol=1e-5)
-
-
-@on_every_backend
-def test_rows_do_not_see_dropout(backend):
-    query, key, value = tensors()
-    _, rows = nomax.attention(query, key, value, backend=backend, return_rows=True)
-    _, dropped = nomax.attention(query, key, value, dropout_p=0.5, backend=backend, return_rows=True)
-    assert all(torch.equal(a, b) for a, b in zip(rows, dropped, strict=True))
-
-
-@pytest.mark.parametrize("phi", [*(name for name in ACTIVATIONS if name not in NONNEGATIVE), "-1*relu"])
-def test_rows_of_weights_that_can_be_negative_are_refused(phi):
-    with pytest.raises(ValueError, match=r"return_rows=True.*relu, relu2, softplus, relu6, sigmoid"):
-        nomax.attention(*tensors(), phi=phi, return_rows=True)
-
-
-# Dropout.
-
-
-def coin(seed, lane, i, j):
-    """The bits of one coin, in Python's integers."""
-
-    def mix(x):
-        x = ((x ^ (x >> 16)) * 0x7FEB352D) % 2**32
-        x = ((x ^ (x >> 15)) * 0x846CA68B) % 2**32
-        return x ^ (x >> 16)
-
-    row = mix(mix(mix(mix(seed % 2**32) ^ (seed >> 32)) ^ lane) ^ i)
-    return mix((mix(j ^ row) + mix(row ^ 0x9E3779B9)) % 2**32)
-
-
-def dropped_weights(p, batches=B, heads=HEADS, queries=QUERIES, keys=KEYS, backend="reference"):
-    """The factors that dropout puts on weights of one: 0, or 1 / (1 - p)."""
-    query = torch.zeros(batches, heads, queries, 8)
-    key = torch.zeros(batches, heads, keys, 8)
-    value = torch.eye(keys).expand(batches, heads, keys, keys)
-    return nomax.attention(query, key, value, dropout_p=p, phi="relu(x+1)", backend=backend)
-
-
-@on_every_backend
-@pytest.mark.parametrize("p", [1e-3, 0.1, 0.5, 0.9])
-def test_dropout_tosses_the_specified_coins(p, backend):
-    torch.manual_seed(11)
-    seed = int(torch.randint(2**63 - 1, ()))
-    torch.manual_seed(11)
-    weights = dropped_weights(p, backend=backend)
-    for b in range(B):
-        for h in range(HEADS):
-            for i in range(QUERIES):
-                for j in range(KEYS):
-                    keep = coin(seed, b * HEADS + h, i, j) >= round(p * 2**32)
-                    assert float(weights[b, h, i, j]) == pytest.approx(keep / (1 - p), rel=1e-6)
-
-
-@on_every_backend
-def test_dropout_follows_the_seed(backend):
-    def run(seed):
-        torch.manual_seed(seed)
-        return dropped_weights(0.5, backend=backend)
-
-    assert torch.equal(run(1), run(1))
-    assert not torch.equal(run(1), run(2))
-    assert not torch.equal(dropped_weights(0.5, backend=backend), dropped_weights(0.5, backend=backend))
-
-
-@on_every_backend
-def test_no_dropout_leaves_the_generator_alone(backend):
-    before = torch.get_rng_state()
-    dropped_weights(0.0, backend=backend)
-    assert torch.equal(before, torch.get_rng_state())
-
-
-@on_every_backend
-def test_dropping_everything_gives_zeros(backend):
-    query, key, value = (x.requires_grad_() for x in tensors())
-    out = nomax.attention(query, key, value, dropout_p=1.0, backend=backend)
-    assert (out == 0).all()
-    out.sum().backward()
-    assert all((x.grad == 0).all() for x in (query, key, value))
-
-
-@on_every_backend
-def test_dropout_in_the_backward_pass_is_that_of_the_forward_pass(backend):
-    value = torch.randn(B, HEADS, KEYS, KEYS, requires_grad=True)
-    query = torch.zeros(B, HEADS, QUERIES, D)
-    key = torch.zeros(B, HEADS, KEYS, D)
-    torch.manual_seed(5)
-    out = nomax.attention(query, key, value, dropout_p=0.4, phi="relu(x+1)", backend=backend)
-    out[..., 0].sum().backward()
-    torch.manual_seed(5)
-    close(value.grad[..., 0], dropped_weights(0.4, backend=backend).sum(2))
-
-
-def test_the_coins_are_fair_and_independent():
-    torch.manual_seed(0)
-    p, size = 0.3, (6, 4, 128, 128)
-    kept = dropped_weights(p, *size) > 0
-    centred = kept.double() - (1 - p)
-    # Five standard deviations of a mean of n independent coins.
-    bound = 5 * math.sqrt(p * (1 - p))
-    assert abs(float(centred.mean())) < bound / math.sqrt(centred.numel())
-    for dimension in range(4):
-        means = centred.mean([d for d in range(4) if d != dimension])
-        assert float(means.abs().max()) < bound / math.sqrt(centred.numel() / size[dimension])
-    for dimension in range(4):
-        for distance in (1, 2, 3):
-            product = centred.narrow(dimension, 0, size[dimension] - distance) * centred.narrow(
-                dimension, distance, size[dimension] - distance
-            )
-            assert abs(float(product.mean())) < 5 * p * (1 - p) / math.sqrt(product.numel())
-    # Each row keeps a binomial number of keys: their spread tells chance from any pattern.
-    per_row = kept.sum(-1).double().flatten()
-    expected = size[3] * p * (1 - p)
-    assert float(per_row.var()) == pytest.approx(expected, rel=5 * math.sqrt(2 / len(per_row)))
-    assert len(torch.unique(kept.flatten(0, 2), dim=0)) == len(per_row)
-
-
-# Packed sequences.
-
-
-def packed(query_lengths, key_lengths, key_heads=HEADS):
-    query = torch.randn(sum(query_lengths), HEADS, D)
-    key = torch.randn(sum(key_lengths), key_heads, D)
-    value = torch.randn(sum(key_lengths), key_heads, DV)
-    offsets = [torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0) for lengths in (query_lengths, key_lengths)]
-    return query, key, value, *offsets
-
-
-def padded(x, lengths):
-    """[T, H, D] as a batch [n, H, longest, D], with noise in the padding."""
-    batch = torch.randn(len(lengths), x.shape[1], max(lengths), x.shape[2])
-    for sequence, part in zip(batch, x.split(lengths), strict=True):
-        sequence[:, : len(part)] = part.transpose(0, 1)
-    return batch
-
-
-LENGTHS = [((3, 5, 1), (3, 5, 1)), ((4, 2, 3), (6, 1, 3)), ((2, 0, 3, 1), (4, 2, 0, 5)), ((4,), (6,))]
-
-
-@on_every_backend
-@pytest.mark.parametrize("dropout_p", [0.0, 0.4])
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("phi", ["relu/L", "sigmoid(x-log L)/L^0.5", "softplus/L, L=9", "relu"])
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_packed_equals_padded(lengths, phi, is_causal, dropout_p, backend):
-    query, key, value, query_offsets, key_offsets = packed(*lengths, key_heads=2)
-    arguments = {"dropout_p": dropout_p, "enable_gqa": True, "phi": phi, "backend": backend, "return_rows": True}
-    torch.manual_seed(7)
-    out, rows = nomax.varlen_attention(query, key, value, query_offsets, key_offsets, is_causal=is_causal, **arguments)
-    mask = (torch.arange(max(lengths[1])) < torch.tensor(lengths[1])[:, None]).view(-1, 1, 1, max(lengths[1]))
-    mask = mask & tril(max(lengths[0]), max(lengths[1])) if is_causal else mask
-    batch = (padded(query, lengths[0]), padded(key, lengths[1]), padded(value, lengths[1]))
-    torch.manual_seed(7)
-    expected, expected_rows = nomax.attention(*batch, mask, **arguments)
-
-    def pack(x):
-        return torch.cat([part[:, :length].transpose(0, 1) for part, length in zip(x, lengths[0], strict=True)])
-
-    close(out, pack(expected))
-    close(rows.sum, pack(expected_rows.sum))
-    close(rows.entropy, pack(expected_rows.entropy))
-
-
-@on_every_backend
-@pytest.mark.parametrize("phi", ["relu/L, L=keys", "softmax"])
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_packed_equals_each_sequence_alone(lengths, is_causal, phi, backend):
-    query, key, value, query_offsets, key_offsets = packed(*lengths)
-    arguments = {"is_causal": is_causal, "scale": 0.3, "phi": phi, "return_rows": True}
-    arguments["backend"] = None if phi == "softmax" else backend
-    out, rows = nomax.varlen_attention(query, key, value, query_offsets, key_offsets, **arguments)
-    parts = (query.split(lengths[0]), key.split(lengths[1]), value.split(lengths[1]))
-    for q, k, v, o, s, e in zip(
-        *parts, out.split(lengths[0]), rows.sum.split(lengths[0]), rows.entropy.split(lengths[0]), strict=True
-    ):
-        expected, expected_rows = nomax.attention(*(x.transpose(0, 1) for x in (q, k, v)), **arguments)
-        close(o, expected.transpose(0, 1))
-        close(s, expected_rows.sum.T)
-        close(e, expected_rows.entropy.T)
-
-
-@on_every_backend
-def test_packed_gradients_are_those_of_the_reference(backend):
-    *tensors_, query_offsets, key_offsets = packed((2, 0, 3, 1), (4, 2, 0, 5), key_heads=2)
-    weight = torch.randn(6, HEADS, DV)
-
-    def gradients(backend, dtype):
-        leaves = [x.to(dtype, copy=True).requires_grad_() for x in tensors_]
-        arguments = {"is_causal": True, "enable_gqa": True, "phi": "silu/L", "backend": backend}
-        out = nomax.varlen_attention(*leaves, query_offsets, key_offsets, **arguments)
-        return torch.autograd.grad((out * weight).sum(), leaves)
-
-    for actual, expected in zip(gradients(backend, torch.float32), gradients("reference", torch.float64), strict=True):
-        close(actual, expected)
-
-
-@on_every_backend
-@pytest.mark.parametrize("phi", ["relu/L", "softmax"])
-def test_no_sequences_at_all(phi, backend):
-    offsets = torch.zeros(1, dtype=torch.int64)
-    query = torch.randn(0, HEADS, D)
-    backend = None if phi == "softmax" else backend
-    out, rows = nomax.varlen_attention(
-        query, query, query, offsets, offsets, phi=phi, backend=backend, return_rows=True
-    )
-    assert out.shape == (0, HEADS, D)
-    assert rows.sum.shape == rows.entropy.shape == (0, HEADS)
 
 
 # Dtypes.
