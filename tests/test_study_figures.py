@@ -7,6 +7,7 @@ from study_rows import SETUP, results
 
 from nomax import study
 from nomax.study.figure import Figure
+from nomax.study.publish import NO_CLAIM, markdown
 from nomax.study.row import Row
 
 NAMES = {
@@ -113,3 +114,9 @@ def test_scaling_without_probes_has_one_panel() -> None:
     found = figures("scaling", rows)["scaling"]
     assert len([axis for axis in found.draw().axes if axis.get_ylabel()]) == 1
     assert "no finished run with this score" in found.alternative
+
+
+def test_a_study_without_claims_says_so_instead_of_an_empty_table() -> None:
+    said = markdown("Which rate?", [], "nomax study rate")
+    assert NO_CLAIM in said
+    assert "|" not in said

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from nomax.study.studies import Study
     from nomax.study.verdict import Verdict
 
+NO_CLAIM = "This study judges no claim."
 POINTS = 200  # of a training curve
 PICTURES: tuple[Literal[".svg", ".png"], ...] = (".svg", ".png")
 
@@ -126,9 +127,9 @@ def curve(row: Row, store: Store) -> dict[str, Any]:
 
 
 def markdown(title: str, verdicts: "Sequence[Verdict]", command: str) -> str:
-    """The verdicts as a table."""
-    lines = [f"<!-- Written by `{command}` -->", "", f"# {title}", "", "| claim | verdict | measured | scale |"]
-    lines += ["| --- | --- | --- | --- |"]
+    """The verdicts as a table, if there are any."""
+    lines = [f"<!-- Written by `{command}` -->", "", f"# {title}", ""]
+    lines += ["| claim | verdict | measured | scale |", "| --- | --- | --- | --- |"] if verdicts else [NO_CLAIM]
     for verdict in verdicts:
         cells = (f"{verdict.claim}: {verdict.text}", f"**{verdict.verdict}**", verdict.sentence, verdict.scale)
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")

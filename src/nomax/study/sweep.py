@@ -1,6 +1,6 @@
 """What the sweeps over α share: one panel per length, one line per kind of model, and their table."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
@@ -8,9 +8,12 @@ from typing import Any
 from nomax.phi import SOFTMAX, Phi
 from nomax.study.figure import COLOURS, MARKERS, Figure, Table, legend, nothing_yet, percent_axis, sheet
 from nomax.study.row import AnyRow, ImageRow, where
+from nomax.study.run import Run
 from nomax.study.scores import CHANCE_NOTE, accuracy, lengths, percent, seeds
+from nomax.study.setup import Setup
 from nomax.study.statistics import Best, best
 
+PAIRED = ("relu", "relu2")  # the h of the paper's Figs. 3 and 4
 REACH = 3  # how many times as far down from the median the y axis may go as it goes up
 
 
@@ -49,6 +52,27 @@ class Point:
 def phi(activation: str, alpha: float) -> str:
     """L^-α · h in our notation."""
     return str(Phi(activation, alpha))
+
+
+def pairs(setup: Setup, seeds: Sequence[int], choices: Sequence[Mapping[str, Any]]) -> list[Run]:
+    """Both h of PAIRED with every α and each of the choices, at every length; and softmax as it is.
+
+    The runs of a pair follow each other: a machine that slows down for a while slows both.
+    """
+    return [
+        run
+        for seed in seeds
+        for patch in setup.patches
+        for run in (
+            setup.run(SOFTMAX, patch=patch, seed=seed),
+            *(
+                setup.run(phi(name, alpha), patch=patch, seed=seed, **choice)
+                for name in PAIRED
+                for alpha in setup.alphas
+                for choice in choices
+            ),
+        )
+    ]
 
 
 def curve(rows: Sequence[ImageRow]) -> list[Point]:

@@ -22,7 +22,7 @@ from nomax.study import text_setup
 from nomax.study.estimate import Estimate, parse_seconds, spelled
 from nomax.study.image_run import ImageRun
 from nomax.study.launch import Launcher, Processes, Submitit, settings
-from nomax.study.publish import publish
+from nomax.study.publish import NO_CLAIM, publish
 from nomax.study.run import Run
 from nomax.study.runner import Report, run_grid, shard, share_left, unfinished, unique
 from nomax.study.setup import Setup
@@ -154,7 +154,7 @@ def run(options: Options) -> int:
         return 1 if report.crashed else 0
     out = options.out or (store.place if options.smoke else Path()) / "results" / name
     verdicts = publish(name, module, setup, grid, store, out, command)
-    console.print(verdict_table(module.TITLE, verdicts, missing, options.smoke))
+    console.print(verdict_table(module.TITLE, verdicts, missing, options.smoke) if verdicts else NO_CLAIM)
     console.print(f"Figures, verdicts and numbers: {out}. The page with all of it: nomax report", soft_wrap=True)
     return 1 if report.crashed else 0
 

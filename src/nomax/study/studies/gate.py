@@ -15,7 +15,6 @@ from statistics import fmean
 from typing import Any
 
 from nomax.nn.attention import Gate
-from nomax.phi import SOFTMAX
 from nomax.study import sweep
 from nomax.study.figure import Figure, Table, legend, nothing_yet, sheet
 from nomax.study.row import ImageRow, where
@@ -30,10 +29,9 @@ CLAIMS = ("W-gate", "W-gatecost")
 
 GATE: Gate = "silu"
 CHOICES: tuple[Gate | None, ...] = (None, GATE)
-ACTIVATIONS = ("relu", "relu2")  # the paper's figure has these two
 LINES = [
     sweep.Line(f"{name}{', gate' * (gate is not None)}", name, gate=gate, broken=gate is not None)
-    for name in ACTIVATIONS
+    for name in sweep.PAIRED
     for gate in CHOICES
 ]
 PAPER = 0.093  # more core-hours, S/8 with relu
@@ -41,24 +39,8 @@ ABOUT = (PAPER / 2, PAPER * 2)  # from half to double: another size on another m
 
 
 def grid(setup: Setup, seeds: Sequence[int]) -> list[Run]:
-    """Both h with every α, with and without the gate, at every length; and softmax without.
-
-    The two runs of a pair follow each other: a machine that slows down for a while slows both.
-    """
-    return [
-        run
-        for seed in seeds
-        for patch in setup.patches
-        for run in (
-            setup.run(SOFTMAX, patch=patch, seed=seed),
-            *(
-                setup.run(sweep.phi(name, alpha), patch=patch, seed=seed, gate=gate)
-                for name in ACTIVATIONS
-                for alpha in setup.alphas
-                for gate in CHOICES
-            ),
-        )
-    ]
+    """Both h with every α, with and without the gate, at every length; and softmax without."""
+    return sweep.pairs(setup, seeds, [{"gate": gate} for gate in CHOICES])
 
 
 def figures(rows: Sequence[ImageRow], setup: Setup) -> list[Figure]:
@@ -72,7 +54,7 @@ def figures(rows: Sequence[ImageRow], setup: Setup) -> list[Figure]:
 
 def verdicts(rows: Sequence[ImageRow], setup: Setup) -> list[Verdict]:
     """Whether α = 1 still helps with a gate, and whether the gate costs what the paper says."""
-    swept = [row for row in rows if row.activation in ACTIVATIONS and row.qk_norm]
+    swept = [row for row in rows if row.activation in sweep.PAIRED and row.qk_norm]
     return [_still_needed(swept, setup), _cost(swept, setup)]
 
 
@@ -164,7 +146,7 @@ def _percent(interval: Interval) -> str:
 
 
 def _cost_figure(rows: Sequence[ImageRow]) -> Figure:
-    costs = cost_by_length([row for row in rows if row.activation in ACTIVATIONS])
+    costs = cost_by_length([row for row in rows if row.activation in sweep.PAIRED])
     caption = (
         "What the gate adds to the CPU time of a run (training and evaluation; geometric mean over pairs of runs that "
         "differ in nothing else, 95 % interval) and to the encoder's multiply-adds. The dashed level is the paper's "

@@ -9,7 +9,6 @@ warned that this may change at scale. What came out: results/qk-norm/verdicts.md
 
 from collections.abc import Sequence
 
-from nomax.phi import SOFTMAX
 from nomax.study import sweep
 from nomax.study.figure import Figure
 from nomax.study.row import ImageRow, where
@@ -22,30 +21,16 @@ from nomax.study.verdict import MARGIN, Outcome, Verdict, plain, points, within
 TITLE = "Does qk-layernorm matter?"
 CLAIMS = ("W-qknorm",)
 
-ACTIVATIONS = ("relu", "relu2")  # the paper's figure has these two
 LINES = [
     sweep.Line(f"{name}{', no qk-norm' * (not norm)}", name, qk_norm=norm, broken=not norm)
-    for name in ACTIVATIONS
+    for name in sweep.PAIRED
     for norm in (True, False)
 ]
 
 
 def grid(setup: Setup, seeds: Sequence[int]) -> list[Run]:
     """Both h with every α, with and without qk-norm, at every length; and softmax with it."""
-    return [
-        run
-        for seed in seeds
-        for patch in setup.patches
-        for run in (
-            setup.run(SOFTMAX, patch=patch, seed=seed),
-            *(
-                setup.run(sweep.phi(name, alpha), patch=patch, seed=seed, qk_norm=norm)
-                for name in ACTIVATIONS
-                for alpha in setup.alphas
-                for norm in (True, False)
-            ),
-        )
-    ]
+    return sweep.pairs(setup, seeds, [{"qk_norm": norm} for norm in (True, False)])
 
 
 def figures(rows: Sequence[ImageRow], setup: Setup) -> list[Figure]:
@@ -59,7 +44,7 @@ def figures(rows: Sequence[ImageRow], setup: Setup) -> list[Figure]:
 
 def verdicts(rows: Sequence[ImageRow], setup: Setup) -> list[Verdict]:
     """Whether the effect is smaller than a point."""
-    swept = [row for row in rows if row.activation in ACTIVATIONS and row.gate is None]
+    swept = [row for row in rows if row.activation in sweep.PAIRED and row.gate is None]
     normed, free = (
         values(where(swept, qk_norm=norm), lambda row: (row.activation, row.tokens, row.alpha), accuracy)
         for norm in (True, False)
