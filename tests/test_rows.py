@@ -52,6 +52,22 @@ def test_rows_have_gradients_and_none_where_nothing_is_visible(phi, backend):
     close(of_key, expected[1], rtol=1e-4, atol=1e-4)
 
 
+@on_every_backend
+@pytest.mark.parametrize("keys", [1, 16])  # a part of a vector, and whole ones
+def test_entropies_and_their_gradients_are_right_for_weights_of_any_size(keys, backend):
+    weights = (10 ** torch.linspace(-37, 35, 5000, dtype=torch.float64)).float()
+    query = torch.zeros(1, 1, len(weights), 8)
+    query[0, 0, :, 0] = weights
+    key = torch.eye(8)[:1].expand(1, 1, keys, 8)
+    leaf = query.requires_grad_()
+    _, rows = nomax.attention(leaf, key, key, scale=1.0, phi="relu", backend=backend, return_rows=True)
+    (gradient,) = torch.autograd.grad(rows.entropy.sum(), leaf)
+    log = weights.double().log()
+    size = keys * weights.double()
+    assert ((rows.entropy[0, 0] + size * log).abs() <= 1e-6 * size * log.abs().clamp(min=1)).all()
+    assert ((gradient[0, 0, :, 0] + keys * (log + 1)).abs() <= 2e-6 * keys * log.abs().clamp(min=1)).all()
+
+
 def test_normalized_entropy_is_that_of_the_normalized_weights():
     query, key, value = tensors()
     _, rows = nomax.attention(query, key, value, phi="relu", return_rows=True)

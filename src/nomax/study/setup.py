@@ -30,7 +30,7 @@ class Setup:
     data: str = "fashion-mnist-small"
     recipe: Literal["small", "i1k", "i21k"] = "small"
     models: tuple[str, ...] = ("pico",)
-    """Sizes, the smallest first. Studies of one size take the first."""
+    """Sizes for studies over sizes. Studies of one size take the first."""
     patches: tuple[int, ...] = (7, 4, 2)
     """Pixels on a side of a patch, the largest first: each gives a length of sequences."""
     image_size: int = 28
@@ -118,7 +118,7 @@ SETUPS = {
             warmup=20,
             probes=("digits",),
         ),
-        Setup("hour", models=("pico", "nano", "micro"), probes=("digits",)),
+        Setup("hour", models=("pico", "mu", "nano"), probes=("digits",)),
         Setup(
             "smoke",
             models=("mu",),

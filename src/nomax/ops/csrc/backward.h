@@ -15,19 +15,50 @@ namespace NOMAX_ISA {
 
 constexpr int64_t GRADIENT_ROWS = BIAS_BLOCK, GRADIENT_KEYS = W == 16 ? 192 : 144;
 
+// The gradient that a row's sum, and its sum of h log h, bring to its weights h > 0.
+struct OfRows {
+  float sum = 0, log = 0;
+
+  OfRows(const Problem& p, int64_t place) {
+    if (p.grad_row_sum) sum = p.grad_row_sum[place], log = p.grad_row_log[place];
+  }
+
+  template <bool Log> NOMAX_INLINE Vec gradient(const OfRows& g, Vec h) {
+    if constexpr (Log) return where(h > 0.0f, g.sum + g.log * (logarithm(h) + 1.0f));
+    return where(h > 0.0f, all(g.sum));
+  }
+};
+
 // One row of scores `a` and weight gradients `g` becomes weights and score gradients, zero where this row does not look.
 template <class H> struct Differentiate {
   static void call(const Problem& p, const Keys& keys, const Dropout& dropout, const Row& row, int64_t place,
                    int64_t first, int64_t seen, float* a, float* g, const float* bias) {
-    if (row.limit >= first + seen && seen % W == 0 && !bias && !p.grad_row_sum && p.dropout == 0) {
-      for (int64_t j = 0; j < seen; j += W) {
-        Vec h, d;
-        H::both(load(a + j) * p.scale + row.shift, h, d);
-        store(a + j, h * row.gain);
-        store(g + j, load(g + j) * row.gain * d);
-      }
-      return;
+    const OfRows of_rows(p, place);
+    if (row.limit < first + seen || seen % W || bias || p.dropout > 0)
+      general(p, keys, dropout, row, of_rows, first, seen, a, g, bias);
+    else if (of_rows.log != 0)
+      simple<true, true>(p, row, of_rows, seen, a, g);
+    else if (of_rows.sum != 0)
+      simple<true, false>(p, row, of_rows, seen, a, g);
+    else
+      simple<false, false>(p, row, of_rows, seen, a, g);
+  }
+
+  // All keys of the block are seen, nothing is added to the scores, and no weight is dropped.
+  template <bool Rows, bool Log>
+  static void simple(const Problem& p, const Row& row, const OfRows& of_rows, int64_t seen, float* a, float* g) {
+    for (int64_t j = 0; j < seen; j += W) {
+      Vec h, d, grad = load(g + j) * row.gain;
+      H::both(load(a + j) * p.scale + row.shift, h, d);
+      if constexpr (Rows) grad += OfRows::gradient<Log>(of_rows, h);
+      store(a + j, h * row.gain);
+      store(g + j, grad * d);
     }
+  }
+
+  static __attribute__((noinline)) void general(const Problem& p, const Keys& keys, const Dropout& dropout,
+                                                const Row& row, const OfRows& of_rows, int64_t first, int64_t seen,
+                                                float* a, float* g, const float* bias) {
     const int32_t limit = int32_t(least(row.limit, first + seen));
     for (int64_t j = 0; j < seen; j += W) {
       Int visible = counting() + int32_t(first + j) < limit;
@@ -45,8 +76,10 @@ template <class H> struct Differentiate {
         weight *= kept;
         grad *= kept;
       }
-      if (p.grad_row_sum)
-        grad += where(h > 0.0f, p.grad_row_sum[place] + p.grad_row_log[place] * (logarithm(h) + 1.0f));
+      if (of_rows.log != 0)
+        grad += OfRows::gradient<true>(of_rows, h);
+      else if (of_rows.sum != 0)
+        grad += OfRows::gradient<false>(of_rows, h);
       store(a + j, weight);
       store(g + j, where(visible, grad * d));
     }

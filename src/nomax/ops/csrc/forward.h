@@ -57,11 +57,21 @@ template <class Element> struct Weigh {
         const Row& row = w.rows[r];
         const float* scores = w.scores + r * KEY_BLOCK;
         Element* weights = w.weights + r * (KEY_BLOCK / Element::each);
-        if (row.limit < w.first + w.count || w.bias || w.row_sum || w.p.dropout > 0)
+        if (row.limit < w.first + w.count || w.bias || w.p.dropout > 0 || (w.row_sum && w.count % W)) {
           general(w, r, row, scores, weights);
-        else
+        } else if (w.row_sum) {
+          Vec sum{}, log_sum{};
+          for (int64_t j = 0; j < w.count; j += W) {
+            Vec h = H::value(load(scores + j) * w.scale + row.shift);
+            sum += h;
+            log_sum += times_logarithm(h);
+            put_weights(weights, j, h);
+          }
+          add_to_rows(w, r, sum, log_sum);
+        } else {
           for (int64_t j = 0; j < w.count; j += W)
             put_weights(weights, j, H::value(load(scores + j) * w.scale + row.shift));
+        }
       }
     }
 
@@ -81,15 +91,17 @@ template <class Element> struct Weigh {
         Vec h = where(visible, H::value(x));
         if (w.row_sum) {
           sum += h;
-          log_sum += where(h > 0.0f, h * logarithm(h));
+          log_sum += times_logarithm(h);
         }
         if (w.p.dropout > 0) h *= w.dropout.weights(row, w.keys.original(w.first + j));
         put_weights(weights, j, h);
       }
-      if (w.row_sum) {
-        store(w.row_sum + r * W, load(w.row_sum + r * W) + sum);
-        store(w.row_log + r * W, load(w.row_log + r * W) + log_sum);
-      }
+      if (w.row_sum) add_to_rows(w, r, sum, log_sum);
+    }
+
+    NOMAX_INLINE void add_to_rows(const Weighing<Element>& w, int r, Vec sum, Vec log_sum) {
+      store(w.row_sum + r * W, load(w.row_sum + r * W) + sum);
+      store(w.row_log + r * W, load(w.row_log + r * W) + log_sum);
     }
   };
 };
