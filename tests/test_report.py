@@ -60,8 +60,20 @@ def test_the_command_writes_the_page_of_all_results_here(results: Path, capsys: 
     assert report() == 0
     out = capsys.readouterr().out
     size = (results / "report.html").stat().st_size
-    assert out == f"Written: results/report.html ({size / 1e3:.0f} kB; 2 studies, 3 verdicts)\n"
-    assert sorted(path.name for path in results.iterdir()) == ["alpha", "gate", "report.html"]
+    assert out == f"Written: results/report.html ({size / 1e3:.0f} kB; 2 studies, 3 verdicts), results/report.md\n"
+    assert sorted(path.name for path in results.iterdir()) == ["alpha", "gate", "report.html", "report.md"]
+
+
+def test_the_table_of_verdicts_has_a_row_for_each(results: Path) -> None:
+    lines = page.write([results], Path("report.html")).table.read_text().splitlines()
+    assert lines[2:4] == ["| claim | verdict | measured | by |", "| --- | --- | --- | --- |"]
+    rows = [re.split(r"(?<!\\) \| ", line.strip("| ")) for line in lines[4:]]
+    assert [row[1] for row in rows] == [f"**{entry['verdict']}**" for entry in study_results.VERDICTS]
+    for row, entry in zip(rows, study_results.VERDICTS, strict=True):
+        assert len(row) == 4
+        assert row[0] == entry["text"].replace("<", "&lt;")
+        assert entry["sentence"].startswith(row[2])
+        assert row[3].startswith("`nomax study ")
 
 
 def test_the_page_holds_what_the_folders_hold(results: Path) -> None:

@@ -20,7 +20,8 @@ Places = tyro.conf.Positional[
 class Options:
     """Write one HTML page of what the studies found: verdicts, figures and the tables behind them, training curves.
 
-    The page needs no network and no other file; send it, print it, read it on a phone. For example:
+    The page needs no network and no other file; send it, print it, read it on a phone. The table of verdicts alone is
+    written beside it, as Markdown. For example:
     nomax report results/alpha results/scaling --out mine.html
     """
 
@@ -41,7 +42,7 @@ def run(options: Options) -> int:
     for name in written.missing:
         print(f"nomax report: {name} is missing; the page shows the rest.", file=sys.stderr)
     what = f"{_count(written.studies, 'study', 'studies')}, {_count(written.verdicts, 'verdict', 'verdicts')}"
-    message = f"Written: {written.path} ({_size(written.size)}; {what})"
+    message = f"Written: {written.path} ({_size(written.size)}; {what}), {written.table}"
     Console().print(message, highlight=False, markup=False, soft_wrap=True)
     return 0
 

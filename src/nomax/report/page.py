@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import nomax
-from nomax.report import charts, results
+from nomax.report import charts, results, summary
 from nomax.report.section import Section, anchors, section
 from nomax.train import files
 
@@ -22,6 +22,7 @@ class Written:
     """What was written, and what was missing from it."""
 
     path: Path
+    table: Path
     size: int
     studies: int
     verdicts: int
@@ -29,7 +30,7 @@ class Written:
 
 
 def write(places: Sequence[Path], out: Path) -> Written:
-    """Write the page of some results folders, complete or not at all.
+    """Write the page of some results folders, complete or not at all, and beside it the table of verdicts alone.
 
     places: results folders, or folders that hold some. Raises FileNotFoundError or ValueError, which name the file.
     """
@@ -47,8 +48,10 @@ def write(places: Sequence[Path], out: Path) -> Written:
     out.parent.mkdir(parents=True, exist_ok=True)
     with files.aside(out) as file:
         file.write(page)
+    table = out.with_suffix(".md")
+    files.write(table, summary.markdown(found))
     verdicts = sum(len(one.verdicts) for one in studies)
-    return Written(out, len(page), len(studies), verdicts, [name for one in studies for name in one.missing])
+    return Written(out, table, len(page), len(studies), verdicts, [name for one in studies for name in one.missing])
 
 
 def render(studies: Sequence[Section]) -> str:
