@@ -17,8 +17,8 @@ TEXT_NAMES = ("memory", "relu-attention", "documents", "text-phi")
 TITLE_LENGTH = 70
 
 
-def test_the_studies_are_the_papers_four_figures_the_choice_of_a_rate_and_four_of_text() -> None:
-    assert tuple(STUDIES) == (*NAMES, "rate", *TEXT_NAMES)
+def test_the_studies_are_the_papers_four_figures_the_choices_they_rest_on_and_four_of_text() -> None:
+    assert tuple(STUDIES) == (*NAMES, "rate", "text-rate", *TEXT_NAMES)
     with pytest.raises(ValueError, match="did you mean qk-norm"):
         study.load("qknorm")
 

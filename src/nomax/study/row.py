@@ -135,6 +135,8 @@ class TextRow(Row):
     """Whether sequences are documents of `tokens` tokens, or single segments of at most so many."""
     vocabulary: int
     """Pieces, so log(vocabulary) is the loss of a uniform guess."""
+    penalty: float = 0.0
+    """The weight of ReLUFormer's losses: the larger of the two."""
     measured: Mapping[str, float] = field(default_factory=dict)
     """What else was measured after the training, by name: bleu, chrf, zeros, …"""
 

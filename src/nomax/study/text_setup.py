@@ -50,6 +50,9 @@ class TextSetup:
     batch_size: int = 1024
     """Tokens of a step, on a side. Documents have as many tokens altogether in larger and fewer steps."""
     lr: float = 2e-3
+    """Softmax's best, see the study text-rate."""
+    penalty: float = PENALTY
+    """The weight of each of ReLUFormer's losses, chosen by the same study."""
     warmup: int = 60
     precision: Literal["fp32", "bf16"] = "fp32"
     test_pairs: int = 120
@@ -114,8 +117,8 @@ class TextSetup:
             warmup=min(self.warmup, steps // 2) if large else self.warmup,
             schedule="cosine",
             label_smoothing=0.1 if translates else 0.0,
-            normalisation_penalty=PENALTY * losses[0],
-            entropy_penalty=PENALTY * losses[1],
+            normalisation_penalty=self.penalty * losses[0],
+            entropy_penalty=self.penalty * losses[1],
             precision=self.precision,
             seed=seed,
             checkpoint_every=min(1000, max(1, steps // 5)),

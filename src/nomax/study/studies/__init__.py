@@ -14,6 +14,7 @@ STUDIES = {
     "qk-norm": "nomax.study.studies.qk_norm",
     "gate": "nomax.study.studies.gate",
     "rate": "nomax.study.studies.rate",
+    "text-rate": "nomax.study.studies.text_rate",
     "memory": "nomax.study.studies.memory",
     "relu-attention": "nomax.study.studies.relu_attention",
     "documents": "nomax.study.studies.documents",
