@@ -28,14 +28,14 @@ class TextSetup:
 
     name: str
     data: str = "bible-en-es"
-    vocabulary: int = 2000
-    dim: int = 128
-    heads: int = 4
+    vocabulary: int = 1000
+    dim: int = 64
+    heads: int = 2
     layers: int = 2
     """Of the encoder and of the decoder; a language model has one and a half times as many."""
-    slots: tuple[int, ...] = (32, 128, 512, 4096)
+    slots: tuple[int, ...] = (32, 256, 1024, 4096)
     """Of the study of memories."""
-    base_slots: int = 512
+    base_slots: int = 256
     """Of all others."""
     length: int = 128
     """Tokens of the longest segment; longer ones are cut into parts."""
@@ -46,7 +46,7 @@ class TextSetup:
     activations: tuple[str, ...] = ("relu", "relu2", "gelu", "softplus", "identity")
     alphas: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5, 2.0)
     seeds: tuple[int, ...] = (0, 1, 2)
-    steps: int = 600
+    steps: int = 1600
     batch_size: int = 1024
     """Tokens of a step, on a side. Documents have as many tokens altogether in larger and fewer steps."""
     lr: float = 2e-3
@@ -138,10 +138,7 @@ SETUPS = {
     for setup in (
         TextSetup(
             "default",
-            dim=64,
-            vocabulary=1000,
             slots=(32, 256, 1024),
-            base_slots=256,
             lengths=(128, 512),
             activations=("relu", "identity"),
             alphas=(0.0, 0.5, 1.0, 2.0),
@@ -154,7 +151,6 @@ SETUPS = {
         TextSetup(
             "smoke",
             dim=32,
-            heads=2,
             layers=1,
             vocabulary=300,
             slots=(32, 512),
