@@ -63,6 +63,29 @@ def test_the_gradients_of_blocks_are_right(phi: str) -> None:
 
     leaves = [x.detach().clone().requires_grad_() for x in (torch.randn(5, 4).double(), module.keys, module.values)]
     assert torch.autograd.gradcheck(call, leaves)
+    assert torch.autograd.gradgradcheck(call, leaves)
+    leaves[2].requires_grad_(False)
+    assert torch.autograd.gradgradcheck(call, leaves)
+
+
+@pytest.mark.parametrize("phi", ["relu", "softmax"])
+def test_the_second_derivative_through_a_residual_is_that_of_all_slots_at_once(phi: str) -> None:
+    module, x = Memory(4, 11, phi=phi).double(), torch.randn(3, 4).double().requires_grad_()
+    found = []
+    for block in (None, 4):
+        module.block = block
+        (first,) = torch.autograd.grad((x + module(x)).square().sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), x)[0])
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_an_input_of_another_precision_than_the_parameters_keeps_its_own(dtype: torch.dtype, norm: bool) -> None:
+    module, x = Memory(4, 11, norm=norm), torch.randn(3, 4)
+    for found, expected in ((module(x.to(dtype)), module(x)), (module.weights(x.to(dtype)), module.weights(x))):
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.float(), expected, rtol=0.03, atol=0.03)
 
 
 def test_softmax_blocks_stand_scores_that_would_overflow_and_maxima_that_come_late() -> None:
@@ -186,6 +209,10 @@ def test_what_is_printed_says_the_phi() -> None:
         (lambda: Memory(4, 4, phi="rellu"), "did you mean 'relu'"),
         (lambda: Memory(4, 4, phi="entmax15"), 'phi="entmax15" needs all slots at once.*softmax'),
         (lambda: Memory(4, 4)(torch.randn(2, 5)), r"x must be \[\.\.\., 4\], got \[2, 5\]"),
+        (
+            lambda: Memory(4, 4)(torch.ones(2, 4, dtype=torch.long)),
+            "x must be of floating point numbers, got torch.int64",
+        ),
         (lambda: Memory(4, 4).weights(torch.randn(5)), r"x must be \[\.\.\., 4\], got \[5\]"),
     ],
 )

@@ -227,6 +227,7 @@ def test_a_vocabulary_that_is_not_the_runs_is_refused(tmp_path, data, capsys):
         ({"vocabulary": 100_000}, "vocabulary is 100,000, which sentencepiece cannot learn"),
         ({"batch_size": 100}, "batch_size=100 tokens cannot hold an example of 128"),
         ({"documents": 64}, "leave out --max-length"),
+        ({"penalty": 0.1, "phi": ("gelu",)}, "phi='gelu' has weights below zero"),
         ({"penalty": -1.0}, "normalisation_penalty=-1.0 must be at least 0"),
         ({"label_smoothing": 1.0}, "label_smoothing=1.0"),
     ],

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from nomax.nn.linear import SLOW
 from nomax.ops.inputs import autocasts
@@ -72,29 +71,25 @@ class Memory(nn.Module):
         with torch.autocast(x.device.type, enabled=False) if autocasts(x.device.type) else nullcontext():
             tokens, keys, values = (y.to(dtype) for y in (x.reshape(-1, self.dim), self.keys, self.values))
             out = self._look_up(tokens, keys, values).to(given).reshape(x.shape)
-        return out if self.norm is None else self.norm(out)
+        return out if self.norm is None else self.norm(out.to(self.norm.weight.dtype)).to(given)
 
     def weights(self, x: Tensor) -> Tensor:
         """The weights φ(x·Kᵀ) themselves, [..., slots], for looking at: all of them at once, so of a few tokens."""
         self._check(x)
-        scores = x @ self.keys.T
-        if self.phi.activation == SOFTMAX:
-            return scores.softmax(-1)
+        given, dtype = _precisions(x)
         factor, shift = _constants(self.phi, self.slots)
-        return factor * ACTIVATIONS[self.phi.activation].value(scores + shift)
+        with torch.autocast(x.device.type, enabled=False) if autocasts(x.device.type) else nullcontext():
+            return (factor * _weights(x.to(dtype), self.keys.to(dtype), self.phi.activation, shift)).to(given)
 
     def _look_up(self, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        block = self._block(len(x))
-        if self.phi.activation == SOFTMAX:
-            if block >= self.slots:
-                return _scores(x, keys).softmax(-1).to(x.dtype) @ values
-            return _Softmax.apply(x, keys, values, block)
+        block, activation = self._block(len(x)), self.phi.activation
         factor, shift = _constants(self.phi, self.slots)
         if block >= self.slots:
-            weights = ACTIVATIONS[self.phi.activation].value(_scores(x, keys, shift))
-            out = weights.to(x.dtype) @ values
+            out = _at_once(x, keys, values, activation, shift)
+        elif activation == SOFTMAX:
+            out = _Softmax.apply(x, keys, values, block)
         else:
-            out = _Pointwise.apply(x, keys, values, block, self.phi.activation, shift)
+            out = _Pointwise.apply(x, keys, values, block, activation, shift)
         return out if factor == 1 else out * factor
 
     def _block(self, tokens: int) -> int:
@@ -105,6 +100,8 @@ class Memory(nn.Module):
     def _check(self, x: Tensor) -> None:
         if x.dim() < 1 or x.shape[-1] != self.dim:
             raise ValueError(f"x must be [..., {self.dim}], got {list(x.shape)}.")
+        if not x.is_floating_point():
+            raise ValueError(f"x must be of floating point numbers, got {x.dtype}.")
 
 
 class _Pointwise(torch.autograd.Function):
@@ -120,10 +117,11 @@ class _Pointwise(torch.autograd.Function):
         return out.to(x.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, keys, values = ctx.saved_tensors
         block, activation, shift = ctx.settings
+        if torch.is_grad_enabled():
+            return *_with_graph(x, keys, values, grad, activation, shift), None, None, None
         h = ACTIVATIONS[activation]
 
         def step(scores: Tensor, grad_weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,9 +152,10 @@ class _Softmax(torch.autograd.Function):
         return out.to(x.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, keys, values, out, log_total = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return *_with_graph(x, keys, values, grad, SOFTMAX, 0.0), None
         mean = (grad * out).sum(-1, keepdim=True)  # of the weights' gradients, which softmax takes off each of them
 
         def step(scores: Tensor, grad_weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -191,6 +190,25 @@ def _gradients(
         torch.mm(grad_scores.T, x, out=grad_keys[part])
         _add_product(grad_x, grad_scores, key)
     return grad_x.to(x.dtype), grad_keys, grad_values
+
+
+def _with_graph(
+    x: Tensor, keys: Tensor, values: Tensor, grad: Tensor, activation: str, shift: float
+) -> list[Tensor | None]:
+    """The gradients of x, keys and values, to be differentiated again (create_graph=True): all weights at once."""
+    inputs = (x, keys, values)
+    wanted = [each for each in inputs if each.requires_grad]
+    found = iter(torch.autograd.grad(_at_once(*inputs, activation, shift), wanted, grad, create_graph=True))
+    return [next(found) if each.requires_grad else None for each in inputs]
+
+
+def _at_once(x: Tensor, keys: Tensor, values: Tensor, activation: str, shift: float) -> Tensor:
+    return _weights(x, keys, activation, shift).to(x.dtype) @ values
+
+
+def _weights(x: Tensor, keys: Tensor, activation: str, shift: float) -> Tensor:
+    scores = _scores(x, keys, shift)
+    return scores.softmax(-1) if activation == SOFTMAX else ACTIVATIONS[activation].value(scores)
 
 
 def _scores(x: Tensor, keys: Tensor, shift: float = 0.0) -> Tensor:

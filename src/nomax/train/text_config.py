@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from nomax.models import ReLUFormerConfig
+from nomax.phi import ACTIVATIONS, ROW_MAPS, Phi
 from nomax.train.loop_config import LoopConfig
 
 
@@ -50,6 +51,12 @@ class TextConfig(LoopConfig):
         for name in ("normalisation_penalty", "entropy_penalty"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0.")
+        activation = Phi.parse(self.model.phi).activation
+        if self.penalised and activation not in ROW_MAPS and not ACTIVATIONS[activation].nonnegative:
+            raise ValueError(
+                f"phi={self.model.phi!r} has weights below zero, whose sums and entropies the penalties cannot hold: "
+                "pass --penalty 0, or a φ such as relu/L^0.5."
+            )
         if self.batch_size < self.model.max_length:
             raise ValueError(
                 f"batch_size={self.batch_size:,} tokens cannot hold an example of {self.model.max_length:,}: pass a "
