@@ -16,6 +16,7 @@ from text_corpora import corpus
 from nomax.data import text
 from nomax.data.text import Corpus, Document, Pair, Tokenizer, TokenOrder
 from nomax.data.text.batches import batches, evaluation_batches
+from nomax.data.text.tokenizer import SizeError
 
 pytest.importorskip("sentencepiece")
 TALES = corpus()
@@ -80,8 +81,13 @@ def test_a_vocabulary_that_does_not_fit_a_checkpoint_is_noticed(tokenizer) -> No
 def test_an_impossible_vocabulary_or_file_says_why(tmp_path) -> None:
     with pytest.raises(ValueError, match="vocabulary is 100; it must be more than 261"):
         Tokenizer.train(TALES, 100)
-    with pytest.raises(ValueError, match="vocabulary is 9,000, which sentencepiece cannot learn from tales"):
-        Tokenizer.train(TALES, 9000)
+    for size, advice in (
+        (9000, r"pieces at most\. Pass --vocabulary \d+ or less"),
+        (270, r"need.*--vocabulary \d+ or more"),
+    ):
+        with pytest.raises(SizeError, match=rf"vocabulary is {size:,}, .* cannot learn from tales: .*{advice}") as told:
+            Tokenizer.train(TALES, size)
+        assert len(Tokenizer.train(TALES, told.value.nearest)) == told.value.nearest
     (tmp_path / "x.model").write_bytes(b"no vocabulary")
     with pytest.raises(ValueError, match=r"x\.model is not a vocabulary"):
         Tokenizer.load(tmp_path / "x.model")

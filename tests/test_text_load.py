@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from nomax import data
+from nomax.cli import main
 from nomax.data import text
 from nomax.data.text import Pair
 from nomax.data.text.entries import TEXTS
@@ -81,6 +82,7 @@ def test_jsonl_documents_are_read_in_either_direction(tmp_path) -> None:
         ({**RUTH, "es": "Una"}, r"'es' must be a list of strings"),
         ({**RUTH, "en": [], "es": []}, r"has no segments"),
         (["a list"], r"line 2 must be an object"),
+        ({**RUTH, "en": ["In", "Half of \ud83d"]}, r"line 2 has \\ud83d, half of a character"),
     ],
 )
 def test_a_wrong_document_is_named_with_its_line(document, message, tmp_path) -> None:
@@ -95,9 +97,15 @@ def test_a_line_that_is_not_json_is_named(tmp_path) -> None:
         text.load(tmp_path / "books.jsonl")
 
 
+def test_a_character_in_two_halves_is_whole(tmp_path) -> None:
+    write_jsonl(tmp_path / "books.jsonl", {"en": ["\U0001f40b"], "es": ["\U0001f40b"]})
+    assert "\\ud83d\\udc0b" in (tmp_path / "books.jsonl").read_text()
+    assert list(text.load(tmp_path / "books.jsonl").pairs()) == [Pair("\U0001f40b", "\U0001f40b")]
+
+
 def test_three_languages_need_a_choice(tmp_path) -> None:
     write_jsonl(tmp_path / "books.jsonl", {**RUTH, "fr": ["Aux jours", "Ils allèrent"]})
-    with pytest.raises(ValueError, match="lists for en, es, fr; there must be two"):
+    with pytest.raises(ValueError, match=r"lists for en, es, fr; there must be two, or --languages .*--language;"):
         text.load(tmp_path / "books.jsonl")
     assert text.load(tmp_path / "books.jsonl", languages=("fr", "en")).documents[0].pairs[0].target == "In the days"
 
@@ -107,6 +115,47 @@ def two_files(folder, source: bytes, target: bytes) -> tuple:
     for file, content in zip(files, (source, target), strict=True):
         file.write_bytes(content)
     return files
+
+
+@pytest.mark.parametrize(
+    "names",
+    ["tale.en,tale.es", "tale.en.txt,tale.es.txt", "a.pt-BR,a.deu", "a.english,a.spanish", "a.src,a.tgt", "a.txt,a.es"],
+)
+def test_languages_turn_two_files_round(names, tmp_path) -> None:
+    files = [tmp_path / name for name in names.split(",")]
+    for file, content in zip(files, ("one\n", "uno\n"), strict=True):
+        file.write_text(content)
+    source, target = (file.name.removesuffix(".txt").rpartition(".")[2] for file in files)
+    for given in (files, files[::-1]):
+        for languages, pair in (((source, target), Pair("one", "uno")), ((target, source), Pair("uno", "one"))):
+            corpus = text.load(given, languages=languages)
+            assert (corpus.languages, *corpus.pairs()) == (languages, pair)
+
+
+def test_languages_that_the_names_of_files_deny_are_refused(tmp_path) -> None:
+    files = two_files(tmp_path, b"one\n", b"uno\n")
+    for languages, unknown in ((("fr", "de"), "fr"), (("en", "fr"), "fr"), (("es", "EN"), "EN")):
+        with pytest.raises(ValueError, match=rf"mark '{unknown}'.*tale\.en is en and .*tale\.es is es.*--languages"):
+            text.load(files, languages=languages)
+
+
+def test_files_whose_names_say_no_language_are_told_theirs(tmp_path) -> None:
+    files = tmp_path / "a.txt", tmp_path / "b.txt"
+    for file in files:
+        file.write_text(f"{file.stem}\n")
+    for languages in (("en", "es"), ("es", "en")):
+        corpus = text.load(files, languages=languages)
+        assert (corpus.languages, *corpus.pairs()) == (languages, Pair("a", "b"))
+    with pytest.raises(ValueError, match=r"which languages are a\.txt and b\.txt\?.*--languages en es"):
+        text.load(files)
+
+
+def test_every_reader_puts_single_spaces_in_place_of_others(tmp_path) -> None:
+    ours, theirs = " a\u00a0b\tc  d\u2003", "e\u202f f"
+    files = two_files(tmp_path, ours.encode(), theirs.encode())
+    write_jsonl(tmp_path / "books.jsonl", {"en": [ours], "es": [theirs]})
+    for given in (files, tmp_path / "books.jsonl"):
+        assert list(text.load(given).pairs()) == [Pair("a b c d", "e f")]
 
 
 def test_lines_that_are_empty_in_both_files_end_a_document(tmp_path) -> None:
@@ -121,7 +170,7 @@ def test_lines_that_are_empty_in_both_files_end_a_document(tmp_path) -> None:
 
 def test_a_line_that_is_empty_in_one_file_is_an_error_or_left_out(tmp_path, caplog) -> None:
     files = two_files(tmp_path, b"one\n\nthree\n", b"uno\ndos\ntres\n")
-    with pytest.raises(ValueError, match=r"tale\.en, line 2 is empty, but line 2 of .*tale\.es is not"):
+    with pytest.raises(ValueError, match=r"tale\.en, line 2 is empty, but line 2 of .*tale\.es is not.*from both"):
         text.load(files)
     assert list(text.load(files, on_error="skip").pairs()) == [Pair("one", "uno"), Pair("three", "tres")]
     assert "1 pairs" in caplog.text
@@ -160,6 +209,31 @@ def test_a_folder_has_splits_of_either_kind(tmp_path) -> None:
         text.load(tmp_path, "valid")
     with pytest.raises(FileNotFoundError, match=r"train\.de, train\.en, train\.fr"):
         text.load(tmp_path)
+
+
+def test_the_info_command_describes_pairs_of_files_and_folders_of_them(tmp_path, capsys) -> None:
+    for split, count in {"train": 3, "valid": 2}.items():
+        for mark in ("en", "es"):
+            (tmp_path / f"{split}.{mark}").write_text("two words\n" * count)
+    assert main(["data", "info", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"train\W+valid", told)
+    assert re.search(r"words in en\W+6\W+4", told)
+    pair = f"{tmp_path}/valid.en,{tmp_path}/valid.es"
+    assert main(["data", "info", pair, "--languages", "es", "en"]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"pairs\W+2", told)
+    assert told.index("words in es") < told.index("words in en")
+    (tmp_path / "valid.es").unlink()
+    assert main(["data", "info", pair]) == 2
+    assert "valid.es: there is no such file" in capsys.readouterr().err
+
+
+def test_a_folder_chooses_files_by_their_marks(tmp_path) -> None:
+    for mark in ("en.txt", "es.txt"):
+        (tmp_path / f"train.{mark}").write_text(f"{mark}\n")
+    assert list(text.load(tmp_path).pairs()) == [Pair("en.txt", "es.txt")]
+    assert list(text.load(tmp_path, languages=("es", "en")).pairs()) == [Pair("es.txt", "en.txt")]
 
 
 def test_files_without_splits_do_not_pretend_to_have_them(tmp_path) -> None:

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from text_corpora import corpus
 
 from nomax import models
+from nomax.cli import main
 from nomax.data.text import Tokenizer
 from nomax.data.text.corpus import write
 from nomax.models import ReLUFormer
@@ -244,6 +246,57 @@ def test_a_corpus_without_splits_needs_other_data_to_evaluate_on(tmp_path, data,
     assert "--valid" in capsys.readouterr().err
     valid = str(Path(data, "valid.jsonl"))
     assert translate.run(translate.Options(data=whole, valid=valid, out=tmp_path / "run", steps=2, **TRANSLATE)) == 0
+
+
+def two_files(folder, name, seed):
+    folder.mkdir(exist_ok=True)
+    for side, mark in enumerate(("en", "es")):
+        (folder / f"{name}.{mark}").write_text("".join(f"{pair[side]}\n" for pair in corpus(2, seed=seed).pairs()))
+    return ",".join(str(folder / f"{name}.{mark}") for mark in ("en", "es"))
+
+
+def test_ones_own_small_text_gives_a_smoke_run_and_then_a_command_that_works(tmp_path, capsys):
+    whole = two_files(tmp_path, "train", 0)
+    options = translate.Options(data=whole, valid=whole, out=tmp_path / "run", smoke=True, tensorboard=False)
+    assert translate.run(options) == 0
+    config = load_text_run(tmp_path / "run")[2]
+    assert 300 < config.model.vocabulary < 512
+    assert text_data.of_run(config, "valid") == text_data.of_run(config, "train")
+    advice = re.search("Next: nomax (.*) \\(BLEU\\)", capsys.readouterr().out)[1]
+    assert main([*advice.split(), "--smoke"]) == 0
+    (tmp_path / "train.es").write_text((tmp_path / "train.es").read_text().replace("rey", "reina"))
+    assert translate.run(options) == 2
+    assert "the text of train: SHA-256" in capsys.readouterr().err
+
+
+def test_languages_turn_two_files_round_and_those_of_the_validation_follow(tmp_path):
+    train, valid = (two_files(tmp_path, name, seed) for seed, name in enumerate(("train", "valid")))
+    turned = {"languages": ("es", "en"), "valid": ",".join(reversed(valid.split(",")))}
+    for name, given in (("there", {"valid": valid}), ("back", turned)):
+        assert translate.run(translate.Options(data=train, out=tmp_path / name, steps=2, **given, **TRANSLATE)) == 0
+    there, back = (load_text_run(tmp_path / name)[2] for name in ("there", "back"))
+    assert (there.languages, back.languages) == (("en", "es"), ("es", "en"))
+    for split in ("train", "valid"):
+        assert text_data.of_run(back, split).documents == text_data.of_run(there, split).turned().documents
+
+
+@pytest.mark.parametrize("changed", ["train", "valid"])
+def test_a_run_does_not_go_on_with_other_text(tmp_path, capsys, changed):
+    data = tmp_path / "data"
+    options = translate.Options(data=tales(data), out=tmp_path / "run", steps=4, checkpoint_every=2, **TRANSLATE)
+    assert translate.run(options) == 0
+    for path in ("result.json", "checkpoints/step-00000004.pt"):
+        (tmp_path / "run" / path).unlink()
+    file, story = data / f"{changed}.jsonl", tmp_path / "run" / "run.json"
+    text = file.read_text()
+    file.write_text(text.replace("king", "queen"))
+    assert translate.run(options) == 2
+    assert f"the text of {changed}: SHA-256" in capsys.readouterr().err
+    assert json.loads(story.read_text())["continued"] == []
+    file.write_text(text)
+    story.write_text(json.dumps({"continued": []}))  # as runs had it before the text was noted
+    assert translate.run(options) == 0
+    assert set(json.loads(story.read_text())["text"]) == {"train", "valid"}
 
 
 def test_languages_turn_the_corpus_around(tmp_path, data):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nomax.data.text import Corpus, Tokenizer, TokenOrder
+from nomax.data.text.tokenizer import SizeError
 from nomax.models import ReLUFormerConfig
 from nomax.models.hub import VOCABULARY
 from nomax.train import command, text_data
@@ -39,9 +40,13 @@ def jobs(options: TextOptions, task: str, languages: tuple[str, ...] | None) -> 
         config = configure(options, phi, task, languages)
         if corpus is None:
             corpus = text_data.load(config.data, "train", task, languages)
-            _check_valid(replace(config, languages=corpus.languages[: len(config.languages)]))
+            valid = _valid(replace(config, languages=corpus.languages[: len(config.languages)]))
+            text = {"train": corpus.digest(), "valid": valid.digest()}
+        if options.smoke and options.vocabulary is None:
+            size = _possible(corpus, config.model.vocabulary, folder)
+            config = replace(config, model=replace(config.model, vocabulary=size))
         config = fitted(config, corpus, folder)
-        run_folder.check(folder, config)
+        run_folder.check(folder, config, text)
         found.append((config, folder))
     return found
 
@@ -89,9 +94,20 @@ def fitted(config: TextConfig, corpus: Corpus, folder: Path | None = None) -> Te
     return config
 
 
-def _check_valid(config: TextConfig) -> None:
+def _possible(corpus: Corpus, size: int, folder: Path) -> int:
+    """The size of a vocabulary, or the nearest one to it that a text gives; of a run to go on with, what it has."""
+    if (folder / VOCABULARY).is_file():
+        return len(Tokenizer.load(folder / VOCABULARY))
     try:
-        text_data.of_run(config, "valid")
+        text_data.learned(corpus, size)
+    except SizeError as error:
+        return error.nearest
+    return size
+
+
+def _valid(config: TextConfig) -> Corpus:
+    try:
+        return text_data.of_run(config, "valid")
     except (ValueError, FileNotFoundError) as error:
         if config.valid:
             raise

@@ -8,7 +8,7 @@ from torch import nn
 
 from nomax import models
 from nomax.models.hub import VOCABULARY
-from nomax.train import text_data, vision
+from nomax.train import run, text_data, vision
 from nomax.train.config import VisionConfig
 from nomax.train.distributed import World
 from nomax.train.loop import Outcome
@@ -107,11 +107,15 @@ class _Text:
         return f"train {config.task}"
 
     def task(self, config: TextConfig, folder: Path, world: World) -> TextTask:
+        corpora = {split: text_data.of_run(config, split) for split in ("train", "valid")}
+        text = {split: corpus.digest() for split, corpus in corpora.items()}
+        run.check(folder, config, text)
         tokenizer = text_data.vocabulary(config, folder)
-        if world.leads and not (folder / VOCABULARY).is_file():
-            tokenizer.save(folder / VOCABULARY)
-        splits = (text_data.of_run(config, split) for split in ("train", "valid"))
-        return TextTask(config, *(text_data.examples(config, corpus, tokenizer) for corpus in splits))
+        if world.leads:
+            run.note_text(folder, text)
+            if not (folder / VOCABULARY).is_file():
+                tokenizer.save(folder / VOCABULARY)
+        return TextTask(config, *(text_data.examples(config, corpus, tokenizer) for corpus in corpora.values()))
 
     def result(self, config: TextConfig, outcome: Outcome) -> dict[str, Any]:
         speed = round(outcome.units / outcome.seconds, 1)
@@ -151,9 +155,11 @@ class _Text:
         _save(models.ReLUFormer.from_config(config.model), weights, folder, card)
 
     def advice(self, config: TextConfig, folders: list[Path]) -> str:
-        evaluate = f"nomax evaluate {' '.join(map(str, folders))}"
+        test = text_data.has_test(config)
+        evaluate = f"nomax evaluate {' '.join(map(str, folders))}{'' if test else ' --split valid'}"
         if config.task == "language":
-            return f"{evaluate} (perplexity on the test split), or nomax.train.load_text_run({str(folders[0])!r})"
+            split = "test" if test else "validation"
+            return f"{evaluate} (perplexity on the {split} split), or nomax.train.load_text_run({str(folders[0])!r})"
         return f"{evaluate} (BLEU), or nomax translate {folders[0]} < in.txt > out.txt"
 
 

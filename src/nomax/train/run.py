@@ -1,7 +1,7 @@
 """The run folder: config.json, run.json, metrics.jsonl, checkpoints/, and at the end result.json and model/."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,25 @@ class BusyError(RuntimeError):
     """Another process is training in this folder."""
 
 
-def check(folder: Path, config: LoopConfig) -> None:
-    """Raise a ValueError unless this configuration can start or go on in this folder; it lists what differs."""
+def check(folder: Path, config: LoopConfig, text: Mapping[str, str] | None = None) -> None:
+    """Raise a ValueError unless this configuration can start or go on in this folder; it lists what differs.
+
+    `text` has a SHA-256 of the text of each split. What a run began with is in its run.json; old ones do not have it.
+    """
     path = folder / "config.json"
     if path.is_file():
         different = loop_config.differences(loop_config.read(path, type(config)), config)
+        began = _story(folder).get("text", {})
+        different += [
+            f"the text of {split}: SHA-256 {began[split][:12]}… there, {found[:12]}… now"
+            for split, found in (text or {}).items()
+            if began.get(split, found) != found
+        ]
         if different:
             listed = "\n  ".join(different)
             raise ValueError(
                 f"{folder} holds a run with another configuration:\n  {listed}\n"
-                "Give the same options to go on with it, or another --out for a new run."
+                "Give the same options, with the same data, to go on with it, or another --out for a new run."
             )
     elif folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; --out must be a folder.")
@@ -55,6 +64,13 @@ def claimed(folder: Path, config: LoopConfig, command: str = "") -> Iterator[Non
         lock.release()
 
 
+def note_text(folder: Path, text: Mapping[str, str]) -> None:
+    """Write down which text a run is trained with, for `check`, unless that is known."""
+    story = _story(folder)
+    if "text" not in story:
+        write_json(folder / "run.json", {**story, "text": dict(text)})
+
+
 def result(folder: Path) -> dict[str, Any] | None:
     """What came out, if the run is finished."""
     try:
@@ -75,6 +91,13 @@ def _write_down(folder: Path, config: LoopConfig, command: str) -> None:
         write_json(story, {"seed": config.seed, **facts(command), "continued": []})
         files.write(path, loop_config.to_json(config))
     elif result(folder) is None:
-        told = json.loads(story.read_text()) if story.exists() else {"continued": []}
+        told = _story(folder)
         told["continued"].append(facts(command))
         write_json(story, told)
+
+
+def _story(folder: Path) -> dict[str, Any]:
+    """What run.json holds."""
+    path = folder / "run.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"continued": []}
+    return found

@@ -7,6 +7,8 @@ from filelock import FileLock
 
 from nomax.data import cache_folder, text
 from nomax.data.text import Corpus, Document, Example, Pair, Tokenizer, files
+from nomax.data.text.entries import TEXTS
+from nomax.data.text.load import has_splits
 from nomax.models.hub import VOCABULARY
 from nomax.train.text_config import TextConfig
 
@@ -36,11 +38,16 @@ def load(data: str, split: str, task: str = "translate", languages: tuple[str, .
 
 def of_run(config: TextConfig, split: str) -> Corpus:
     """One split of a run's data."""
-    data = config.valid if split == "valid" and config.valid else config.data
-    if data == config.data:
-        return load(data, split, config.task, config.languages)
-    whole = "," in data or Path(data).expanduser().is_file()
-    return load(data, "all" if whole else split, config.task, config.languages)
+    if split == "valid" and config.valid:
+        split = split if has_splits(config.valid) else "all"
+        return load(config.valid, split, config.task, config.languages)
+    return load(config.data, split, config.task, config.languages)
+
+
+def has_test(config: TextConfig) -> bool:
+    """Whether a run's data has a test split."""
+    path = Path(config.data).expanduser()
+    return has_splits(config.data) and (config.data in TEXTS or any(path.glob("test.*")))
 
 
 def vocabulary(config: TextConfig, folder: Path) -> Tokenizer:
@@ -53,10 +60,8 @@ def vocabulary(config: TextConfig, folder: Path) -> Tokenizer:
 
 def learned(corpus: Corpus, size: int) -> Tokenizer:
     """A vocabulary of so many pieces, learned once from a corpus and kept beside the data sets."""
-    content = hashlib.sha256(f"{size}".encode())
-    for pair in corpus.pairs():
-        content.update("\0".join(["", *pair]).encode("utf-8", "surrogatepass"))
-    file = cache_folder() / "vocabularies" / f"{content.hexdigest()[:32]}.model"
+    name = hashlib.sha256(f"{size} {corpus.digest()}".encode()).hexdigest()[:32]
+    file = cache_folder() / "vocabularies" / f"{name}.model"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{file}.lock"):  # ranks, and runs side by side, learn it once

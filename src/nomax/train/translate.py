@@ -20,12 +20,14 @@ class Options(TextOptions):
     --joined-norm rela; its factor alone is --penalty 0.
 
     The run folder gets what one of `nomax train vit` has, and vocabulary.model. Afterwards: nomax evaluate RUN gives
-    BLEU, nomax translate RUN < in.txt > out.txt translates. Exit codes: 0 finished, 1 failed (a loss that is not
-    finite, a full disk), 2 wrong options, 130 stopped by Ctrl-C and 143 by SIGTERM, both of them with a checkpoint.
+    BLEU (with --split valid where the data has no test split), nomax translate RUN < in.txt > out.txt translates. Exit
+    codes: 0 finished, 1 failed (a loss that is not finite, a full disk), 2 wrong options, 130 stopped by Ctrl-C and 143
+    by SIGTERM, both of them with a checkpoint.
     """
 
     languages: tuple[str, str] | None = None
-    """Source and target, such as --languages es en; in the order that the data has, if not given."""
+    """Source and target, such as --languages es en; in the order that the data has, if not given. Names of files such
+    as train.en say theirs; --languages says those of a.txt,b.txt."""
     encoder_layers: int | None = None
     """Layers of the encoder."""
 

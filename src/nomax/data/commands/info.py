@@ -27,9 +27,12 @@ class Options:
     """
 
     data: Annotated[str, tyro.conf.arg(metavar="DATA"), tyro.conf.Positional]
-    """A name of `nomax data list`, a folder, shards, torchvision:NAME, hf:NAME, or JSONL documents."""
+    """A name of `nomax data list`, a folder, shards, torchvision:NAME, hf:NAME, JSONL documents, or texts as
+    FILE,FILE."""
     split: str | None = None
     """Only this split; otherwise train, test and val, as far as they are there."""
+    languages: tuple[str, str] | None = None
+    """Of text: source and target, where the data does not say them, or has more."""
     sheet: Path | None = None
     """Write a sheet of small pictures into this PNG file: a class in each row."""
     on_error: Literal["raise", "skip"] = "raise"
@@ -41,7 +44,7 @@ def run(options: Options) -> int:
     console = Console()
     try:
         if is_text(options.data):
-            describe_text(options.data, options.split, console)
+            describe_text(options.data, options.split, options.languages, console)
             return 0
         sources = _sources(options)
         for title, text in _facts(options.data).items():

@@ -1,5 +1,6 @@
 """Pairs of segments in two languages, the documents that they make up, and how they lie in a file."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -38,6 +39,15 @@ class Corpus:
     def __len__(self) -> int:
         """How many pairs there are."""
         return sum(len(document.pairs) for document in self.documents)
+
+    def digest(self) -> str:
+        """A SHA-256 of the text: of its pairs and their order, and where documents end."""
+        content = hashlib.sha256()
+        for document in self.documents:
+            content.update(b"\1")
+            for pair in document.pairs:
+                content.update("\0".join(["", *pair]).encode("utf-8", "surrogatepass"))
+        return content.hexdigest()
 
     def turned(self) -> "Corpus":
         """The same corpus with source and target exchanged."""

@@ -10,31 +10,36 @@ from nomax.data.arrays import read_meta
 from nomax.data.registry import cache_folder
 from nomax.data.text.corpus import Corpus
 from nomax.data.text.entries import TEXTS
-from nomax.data.text.load import SPLITS, load
+from nomax.data.text.load import SPLITS, has_splits, load, paths
+from nomax.data.text.marks import mark
 
 
 def is_text(data: str) -> bool:
-    """Whether a name or path is one of text: a named set, JSONL documents, or a folder of such."""
-    path = Path(data).expanduser()
-    return data in TEXTS or (path.suffix == ".jsonl" and path.is_file()) or (path / "train.jsonl").is_file()
+    """Whether a name or path is one of text: a named set, JSONL documents, a pair of files, or a folder of such."""
+    path, given = Path(data).expanduser(), paths(data)
+    pair = len(given) == 2 and any(Path(each).expanduser().is_file() for each in given)
+    documents = path.suffix == ".jsonl" and path.is_file()
+    return data in TEXTS or pair or documents or any(_in_folder(path, split) for split in SPLITS)
 
 
-def describe_text(data: str, split: str | None, console: Console) -> None:
+def describe_text(data: str, split: str | None, languages: tuple[str, str] | None, console: Console) -> None:
     """Print what is known about a corpus, and a table of its splits."""
-    if data in TEXTS:
-        wanted = [split] if split else list(SPLITS)
-    elif Path(data).expanduser().is_dir():
-        wanted = (
-            [split]
-            if split
-            else [name for name in SPLITS if Path(data).expanduser().joinpath(f"{name}.jsonl").exists()]
-        )
+    path = Path(data).expanduser()
+    if split:
+        wanted = [split]
+    elif data not in TEXTS and path.is_dir():
+        wanted = [name for name in SPLITS if _in_folder(path, name)]
     else:
-        wanted = ["all"]
-    corpora = {name: load(data, name) for name in wanted}
+        wanted = list(SPLITS) if has_splits(data) else ["all"]
+    corpora = {name: load(data, name, languages=languages) for name in wanted}
     for title, text in _facts(data).items():
         console.print(f"[bold]{title}[/bold] {text}", highlight=False, soft_wrap=True)
     console.print(_table(corpora))
+
+
+def _in_folder(folder: Path, split: str) -> bool:
+    """Whether a folder has JSONL documents or files in two languages for a split."""
+    return (folder / f"{split}.jsonl").is_file() or len({mark(file) for file in folder.glob(f"{split}.*")} - {None}) > 1
 
 
 def _facts(data: str) -> dict[str, str]:

@@ -2,15 +2,18 @@
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from nomax.data.text.corpus import Corpus, Document, Pair
+from nomax.data.text.marks import directed
 
 log = logging.getLogger("nomax.data")
 
 LONGEST_LINE = 1 << 24  # bytes, so that a file that is no text does not fill the memory
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # as JSON spells a half, or two that make up a character
 
 
 def jsonl(path: Path, languages: tuple[str, str] | None = None) -> Corpus:
@@ -36,10 +39,13 @@ def jsonl(path: Path, languages: tuple[str, str] | None = None) -> Corpus:
 def text_files(source: Path, target: Path, languages: tuple[str, str] | None = None, on_error: str = "raise") -> Corpus:
     """Two files in which line i is the translation of line i.
 
+    Their names say the languages, as in train.en and train.es: `languages` the other way round turns them. Files with
+    neutral names, such as a.txt and b.txt, have the languages that `languages` says.
+
     A line that is empty in both files ends a document. Text in one file beside an empty line in the other is an error,
     as are bytes that are not UTF-8; with on_error="skip" such a pair is left out, and counted.
     """
-    languages = languages or _suffixes(source, target)
+    source, target, languages = directed(source, target, languages)
     documents: list[Document] = []
     pairs: list[Pair] = []
     skipped = 0
@@ -59,7 +65,7 @@ def text_files(source: Path, target: Path, languages: tuple[str, str] | None = N
                 empty, other = (target, source) if ours else (source, target)
                 raise ValueError(
                     f"{empty}, line {number} is empty, but line {number} of {other} is not. Leave both empty to end a "
-                    'document there, or leave such pairs out with on_error="skip".'
+                    'document there, or remove the line from both (in Python, on_error="skip" does it).'
                 )
             skipped += 1
         else:
@@ -69,7 +75,7 @@ def text_files(source: Path, target: Path, languages: tuple[str, str] | None = N
         log.warning("%s pairs of %s and %s were left out: empty on one side, or not UTF-8", skipped, source, target)
     if not documents:
         raise ValueError(f"{source} and {target} hold no pairs.")
-    return Corpus(tuple(documents), languages, f"{source}, {target}")
+    return Corpus(tuple(documents), languages, ", ".join(dict.fromkeys((str(source), str(target)))))
 
 
 def _together(source: Path, target: Path, on_error: str) -> Iterator[tuple[str | None, str | None]]:
@@ -86,12 +92,12 @@ def _together(source: Path, target: Path, on_error: str) -> Iterator[tuple[str |
                 f"{source} has {counts[0]:,} lines, but {target} has {counts[1]:,}: line i of one must be the "
                 "translation of line i of the other."
             )
-        yield _stripped(ours), _stripped(theirs)
+        yield _spaced(ours), _spaced(theirs)
 
 
-def _stripped(numbered: Any) -> str | None:
+def _spaced(numbered: Any) -> str | None:
     text: str | None = numbered[1]
-    return None if text is None else text.strip()
+    return None if text is None else " ".join(text.split())
 
 
 def _lines(path: Path, on_error: str = "raise") -> Iterator[tuple[int, Any]]:
@@ -121,6 +127,14 @@ def _object(text: str, where: str) -> dict[str, Any]:
         raise ValueError(f"{where} is not JSON: {error}.") from error
     if not isinstance(found, dict):
         raise ValueError(f'{where} must be an object, such as {{"name": "…", "en": ["…"], "es": ["…"]}}.')
+    if _SURROGATE.search(text):
+        try:
+            json.dumps(found, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(error.object[error.start]):04x}"
+            raise ValueError(
+                f"{where} has {half}, half of a character (a lone surrogate). Write the whole one, or leave it out."
+            ) from None
     return found
 
 
@@ -128,7 +142,8 @@ def _two_languages(columns: dict[str, Any], where: str) -> tuple[str, str]:
     marks = [mark for mark, column in columns.items() if isinstance(column, list)]
     if len(marks) != 2:
         raise ValueError(
-            f"{where} has lists for {', '.join(marks) or 'no language'}; there must be two, or `languages` says which."
+            f"{where} has lists for {', '.join(marks) or 'no language'}; there must be two, or --languages says which "
+            "(for a language model, --language; in Python, `languages`)."
         )
     return marks[0], marks[1]
 
@@ -152,13 +167,3 @@ def _document(name: str, columns: dict[str, Any], languages: tuple[str, str], wh
     if not sides[0]:
         raise ValueError(f"{where} ({name}) has no segments.")
     return Document(name, tuple(Pair(*pair) for pair in zip(*sides, strict=True)))
-
-
-def _suffixes(source: Path, target: Path) -> tuple[str, str]:
-    marks = source.suffix[1:], target.suffix[1:]
-    if not all(marks) or marks[0] == marks[1]:
-        raise ValueError(
-            f"which languages are {source.name} and {target.name}? Name them as in train.en and train.es, or give "
-            '`languages`, such as ("en", "es").'
-        )
-    return marks

@@ -9,6 +9,7 @@ from nomax.data.registry import cache_folder
 from nomax.data.text.corpus import Corpus
 from nomax.data.text.entries import TEXTS
 from nomax.data.text.files import jsonl, text_files
+from nomax.data.text.marks import mark
 
 SPLITS = ("train", "valid", "test")
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -28,18 +29,19 @@ def load(
     with train.en, train.es and so on; one JSONL file of documents; or two text files in which line i is the translation
     of line i, as two paths or as "FILE,FILE". Files without splits are a whole corpus: split="train" or "all" gives it.
 
-    `languages` names source and target: ("es", "en") turns bible-en-es around. `root` is where named sets are kept,
+    `languages` names source and target: ("es", "en") turns bible-en-es around, and train.en with train.es. Only files
+    such as a.txt and b.txt, whose names say no language, get theirs from it. `root` is where named sets are kept,
     data.cache_folder() if not given. `on_error="skip"` leaves out pairs of text files of which one side is empty or is
     not UTF-8, instead of raising.
     """
     if on_error not in ("raise", "skip"):
         raise ValueError(f"on_error must be 'raise' or 'skip', not {on_error!r}.")
     wanted = _two(languages)
-    paths = _paths(name_or_paths)
-    if len(paths) == 2:
-        _whole(split, ", ".join(paths))
-        return text_files(_file(paths[0]), _file(paths[1]), wanted, on_error)
-    (text,) = paths
+    given = paths(name_or_paths)
+    if len(given) == 2:
+        _whole(split, ", ".join(given))
+        return text_files(_file(given[0]), _file(given[1]), wanted, on_error)
+    (text,) = given
     if text in TEXTS:
         return _named(text, split, wanted, root)
     path = Path(text).expanduser()
@@ -54,6 +56,26 @@ def load(
         f"{text!r} is neither a file or folder nor the name of a data set of text. {hint}"
         "To see the names: nomax data list"
     )
+
+
+def has_splits(name_or_paths: Paths) -> bool:
+    """Whether this is a name or a folder, rather than files, which are a whole corpus."""
+    first, *second = paths(name_or_paths)
+    return not second and (first in TEXTS or not Path(first).expanduser().is_file())
+
+
+def paths(given: Paths) -> list[str]:
+    """A name or path, or the two paths of a pair of files."""
+    if isinstance(given, str | os.PathLike):
+        text = os.fspath(given)
+        parts = text.split(",")
+        return parts if len(parts) == 2 and text not in TEXTS and not Path(text).exists() else [text]
+    found = [os.fspath(path) for path in given]
+    if len(found) not in (1, 2):
+        raise ValueError(
+            f"{len(found)} paths were given; one (a name, a folder or JSONL) or two (text files) are needed."
+        )
+    return found
 
 
 def _named(name: str, split: str, languages: tuple[str, str] | None, root: Path | None) -> Corpus:
@@ -81,17 +103,18 @@ def _folder(path: Path, split: str, languages: tuple[str, str] | None, on_error:
     if (path / f"{split}.jsonl").is_file():
         return jsonl(path / f"{split}.jsonl", languages)
     files = sorted(file for file in path.glob(f"{split}.*") if file.is_file())
-    if languages is not None:
-        missing = [mark for mark in languages if path / f"{split}.{mark}" not in files]
-        if missing and files:
-            there = ", ".join(file.suffix[1:] for file in files)
-            raise ValueError(f"unknown language mark {missing[0]!r}: {path} has {split} in {there}.")
-        files = [path / f"{split}.{mark}" for mark in languages] if not missing else []
+    if languages is not None and files:
+        named = {mark(file, languages): file for file in reversed(files)}  # train.en rather than train.en.txt
+        for word in languages:
+            if word not in named:
+                there = ", ".join(file.suffix[1:] for file in files)
+                raise ValueError(f"unknown language mark {word!r}: {path} has {split} in {there}.")
+        files = [named[word] for word in languages]
     if len(files) != 2:
         there = ", ".join(file.name for file in files) or "none of these"
         raise FileNotFoundError(
             f"{path} must hold {split}.jsonl, or {split}.SOURCE and {split}.TARGET with two marks of languages (with "
-            f"more than two, `languages` chooses); it holds {there}."
+            f"more than two, --languages chooses; in Python, `languages`); it holds {there}."
         )
     return text_files(files[0], files[1], languages, on_error)
 
@@ -102,19 +125,6 @@ def _two(languages: Sequence[str] | None) -> tuple[str, str] | None:
     if isinstance(languages, str) or len(languages) != 2 or languages[0] == languages[1]:
         raise ValueError(f'languages is {languages!r}; it must be two different marks, such as ("en", "es").')
     return languages[0], languages[1]
-
-
-def _paths(given: Paths) -> list[str]:
-    if isinstance(given, str | os.PathLike):
-        text = os.fspath(given)
-        parts = text.split(",")
-        return parts if len(parts) == 2 and text not in TEXTS and not Path(text).exists() else [text]
-    paths = [os.fspath(path) for path in given]
-    if len(paths) not in (1, 2):
-        raise ValueError(
-            f"{len(paths)} paths were given; one (a name, a folder or JSONL) or two (text files) are needed."
-        )
-    return paths
 
 
 def _file(text: str) -> Path:

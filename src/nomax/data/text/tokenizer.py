@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -14,6 +15,15 @@ PADDING, BEGIN, END, UNKNOWN, SEPARATOR = range(5)
 SMALLEST = 5 + 256  # the special pieces, and one for each byte
 MOST_SEGMENTS = 1_000_000  # that it learns from, spread evenly over the corpus: this bounds the memory
 LONGEST_SEGMENT = 1 << 14  # bytes
+
+
+class SizeError(ValueError):
+    """A text gives no vocabulary of this size."""
+
+    def __init__(self, message: str, nearest: int):
+        super().__init__(message)
+        self.nearest = nearest
+        """The size nearest to it that it gives."""
 
 
 class Tokenizer:
@@ -68,10 +78,7 @@ class Tokenizer:
                 minloglevel=2,
             )
         except RuntimeError as error:
-            raise ValueError(
-                f"vocabulary is {vocabulary:,}, which sentencepiece cannot learn from {corpus.title}: {error}. "
-                "Take a smaller one, or more text."
-            ) from error
+            raise _explained(error, vocabulary, corpus.title) from error
         tokenizer = cls(model.getvalue())
         if path is not None:
             tokenizer.save(path)
@@ -144,6 +151,22 @@ class Tokenizer:
 def _segments(corpus: Corpus) -> Iterator[str]:
     every = max(1, -(-2 * len(corpus) // MOST_SEGMENTS))
     return (text for pair in islice(corpus.pairs(), 0, None, every) for text in pair)
+
+
+def _explained(error: RuntimeError, vocabulary: int, title: str) -> ValueError:
+    """What sentencepiece says, as advice to users of nomax."""
+    what = f"vocabulary is {vocabulary:,}, which sentencepiece cannot learn from {title}"
+    if most := re.search(r"too high .* value <= (\d+)", str(error)):
+        return SizeError(
+            f"{what}: it has {int(most[1]):,} pieces at most. Pass --vocabulary {most[1]} or less, or take more text.",
+            int(most[1]),
+        )
+    if least := re.search(r"required_chars\. \d+ vs (\d+)", str(error)):
+        return SizeError(
+            f"{what}: its characters alone need {int(least[1]):,} pieces. Pass --vocabulary {least[1]} or more.",
+            int(least[1]),
+        )
+    return ValueError(f"{what}: {error}.")
 
 
 def _library() -> Any:
