@@ -258,7 +258,8 @@ def test_a_translation_is_never_longer_than_the_model_allows() -> None:
     [
         ({"beams": 0}, "beams=0 must be an integer of at least 1"),
         ({"beams": 2.0}, r"beams=2\.0 must be an integer"),
-        ({"length_penalty": -1}, "length_penalty=-1 must be a number of at least 0"),
+        ({"length_penalty": -1}, "length_penalty=-1 must be a number from 0 to 10"),
+        ({"length_penalty": 1e300}, "length_penalty=1e.300"),
         ({"length_penalty": math.nan}, "length_penalty=nan"),
         ({"max_length": 0}, "max_length=0 must be an integer of at least 1"),
         ({"source": torch.ones(3, dtype=torch.int64)}, r"source must be \[batch, length\]"),

@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +15,9 @@ from text_corpora import corpus
 from nomax import cli, models
 from nomax.data.text import Corpus, Document, Pair, Tokenizer
 from nomax.data.text.corpus import write
-from nomax.evaluate import runs, stream, translation
+from nomax.evaluate import runs, stream, translation, translator
 from nomax.evaluate.commands import evaluate, probe, translate
+from nomax.evaluate.translator import Translator
 from nomax.models.search import search
 from nomax.train import language, text_data
 from nomax.train import translate as train
@@ -131,18 +134,20 @@ def test_a_line_that_is_too_long_is_named_or_split(folder, monkeypatch, capfdbin
 
 def test_split_parts_fit_and_lose_nothing(folder):
     run = runs.load_text(folder / "sentences")
-    translator = stream.Translator(run.model, run.tokenizer, split=True)
     text = "the king sees. " * 30 + "x" * 200
-    parts = translator._parts(text, "line 1")
+    parts = Translator(run.model, run.tokenizer).segment(text)
     assert all(len(part) <= 63 for part in parts)
+    assert len(parts[0]) < 48  # of whole sentences, with room for a longer translation
     assert "".join("".join(map(run.tokenizer.decode, parts)).split()) == "".join(text.split())
 
 
 def test_a_line_break_among_the_tokens_does_not_break_a_line(folder, monkeypatch):
     run = runs.load_text(folder / "sentences")
     letters = [run.tokenizer._pieces.PieceToId(piece) for piece in ("a", "<0x0A>", "<0xE2>", "<0x80>", "<0xA8>", "a")]
-    monkeypatch.setattr(stream, "translate", lambda model, sources, how: [letters for _ in sources])
-    assert stream.Translator(run.model, run.tokenizer).take([b"one", b"two"]) == ["a a", "a a"]
+    monkeypatch.setattr(
+        translator, "translate", lambda model, sources, how: [(n, letters) for n in range(len(sources))]
+    )
+    assert stream.Stream(Translator(run.model, run.tokenizer)).take([b"one", b"two"]) == ["a a", "a a"]
 
 
 @pytest.mark.parametrize("form", ["lines", "jsonl"])
@@ -168,20 +173,54 @@ def test_documents_keep_their_segments(folder, monkeypatch, capfdbinary, form):
 def test_documents_do_not_depend_on_how_the_lines_come_in(folder):
     run = runs.load_text(folder / "documents")
     lines = [line.encode() for line in [*TALES[:3], "", *TALES[3:8]]]
-    whole, pieces = (stream.Translator(run.model, run.tokenizer, documents="lines") for _ in range(2))
+    whole, pieces = (stream.Stream(Translator(run.model, run.tokenizer, whole=True), "lines") for _ in range(2))
     found = [*whole.take(lines), *whole.end()]
     assert found == [*(text for line in lines for text in pieces.take([line])), *pieces.end()]
     assert len(found) == 9
-    assert whole.stretches == pieces.stretches > 2  # of 80 tokens at most
+    assert whole.translator.stretches == pieces.translator.stretches > 2  # of 60 tokens at most
+
+
+def echo(tokenizer, shown, most):
+    """Instead of a search: each source is its own translation, but without separators if it has too many segments."""
+
+    def translated(model, sources, how):
+        for number, source in enumerate(sources):
+            shown.append(len(tokenizer.segments(source)))
+            yield number, source if shown[-1] <= most else [token for token in source if token != 4]
+
+    return translated
+
+
+def test_stretches_leave_room_for_a_longer_translation_and_uneven_ones_are_halved(folder, monkeypatch):
+    run = runs.load_text(folder / "documents")
+    whole = Translator(run.model, run.tokenizer, whole=True)
+    texts = [*TALES, "the king " * 35, "the king"]  # one that needs more than the room by itself
+    document = [whole.segment(text) for text in texts]
+    lengths = [len(part) for (part,) in document]
+    assert 60 < lengths[-2] < 80
+    for stretch in whole._packed([document]):
+        assert sum(lengths[place] + 1 for place in stretch) <= 60 or stretch == [len(texts) - 2]
+
+    shown = []
+    monkeypatch.setattr(translator, "translate", echo(run.tokenizer, shown, most=2))
+    short = [f"{number} a" for number in range(8)]
+    assert whole.translate([[whole.segment(text) for text in short]]) == [short]
+    assert shown == [8, 4, 4, 2, 2, 2, 2]
+    assert (whole.stretches, whole.uneven) == (1, 1)
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (b"[1", "line 1 is not JSON"),
+        (b"[1", "line 1 cannot be read as JSON"),
+        (b'{"en": ["a"], "n": %s}' % (b"9" * 5000), "line 1 cannot be read as JSON"),
+        (b'{"en": ["\\ud800"]}', "line 1 has \\ud800 alone"),
+        (b'{"name": "\\udfff", "en": ["a"]}', "line 1 has \\udfff alone"),
+        (b"{}", "with a list of texts"),
         (b'"text"', "line 1 must be an object"),
         (b'{"en": [1]}', "with a list of texts"),
-        (b'{"de": ["a"], "fr": ["b"]}', "none for 'en'"),
+        (b'{"de": ["a"], "fr": ["b"]}', "line 1: unknown language mark 'en'; it has de, fr."),
+        (b'{"name": "d1", "es": ["a"]}', "line 1: unknown language mark 'en'; it has es."),
     ],
 )
 def test_documents_that_are_none_are_told(folder, monkeypatch, capfdbinary, line, words):
@@ -189,6 +228,67 @@ def test_documents_that_are_none_are_told(folder, monkeypatch, capfdbinary, line
     code, lines, told = translated(monkeypatch, capfdbinary, line, **options)
     assert (code, lines) == (1, [])
     assert words in told
+    assert told.count("\n") == 1
+
+
+def test_jsonl_keeps_what_is_no_source_and_skips_empty_lines(folder, monkeypatch, capfdbinary):
+    given = [{"n": 1, "en": ["the king"], "tags": ["x", 2], "es": ["mine"]}, {"de": [], "en": []}]
+    text = "\n\n \n".join(map(json.dumps, given)).encode()
+    options = {"run": str(folder / "documents"), "documents": "jsonl"}
+    code, lines, _ = translated(monkeypatch, capfdbinary, text, **options)
+    first, second = map(json.loads, lines)
+    assert code == 0
+    assert (first["n"], first["tags"], second) == (1, ["x", 2], {"de": [], "es": []})
+    assert first.keys() == {"n", "tags", "es"}
+    assert len(first["es"]) == 1
+    assert first["es"] != ["mine"]
+
+
+def test_before_a_line_that_is_too_long_to_be_text_all_is_out(folder, monkeypatch, capfdbinary):
+    monkeypatch.setattr(stream, "LONGEST_LINE", 200)
+    monkeypatch.setattr(stream, "BLOCK", 64)
+    text = b"the king\nthe river\n" + b"a" * 1000 + b"\nthe year"
+    options = {"run": str(folder / "documents"), "documents": "lines"}
+    code, lines, told = translated(monkeypatch, capfdbinary, text, **options)
+    assert (code, len(lines)) == (1, 2)
+    assert told == "nomax translate: line 3 has more than 200 bytes: is this a text?\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_told(folder, monkeypatch, capfd):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the king\n")))
+    with monkeypatch.context() as patch, open("/dev/full", "w") as full:
+        patch.setattr(sys, "stdout", full)
+        assert translate.run(translate.Options(run=str(folder / "sentences"), beams=1)) == 1
+    assert capfd.readouterr().err == "nomax translate: the translations cannot be written: No space left on device.\n"
+
+
+def test_a_broken_model_is_told(folder, monkeypatch, capfdbinary, tmp_path):
+    broken = str(shutil.copytree(folder / "sentences" / "model", tmp_path / "broken"))
+    model = models.load(broken)
+    torch.nn.init.constant_(model.embedding.weight, float("nan"))
+    models.save(model, broken)
+    code, lines, told = translated(monkeypatch, capfdbinary, b"the king", run=broken)
+    assert (code, lines) == (2, [])
+    assert told == f"nomax translate: {broken}: {NOT_FINITE}"
+    assert evaluate.run(evaluate.Options(runs=(broken,), data=str(folder / "data"), smoke=True)) == 2
+    assert capfdbinary.readouterr().err.decode() == f"nomax evaluate: broken (reluformer): {NOT_FINITE}"
+
+
+NOT_FINITE = "the model's logits are not finite, so that no translation has a probability.\n"
+
+
+def test_a_saved_model_knows_its_vocabulary(folder, monkeypatch, capfdbinary, tmp_path):
+    copy = shutil.copytree(folder / "sentences" / "model", tmp_path / "copy")
+    assert translated(monkeypatch, capfdbinary, b"the king", run=str(copy))[0] == 0
+    Tokenizer.train(corpus(3, seed=7), 330, copy / "vocabulary.model")
+    code, lines, told = translated(monkeypatch, capfdbinary, b"the king", run=str(copy))
+    assert (code, lines) == (2, [])
+    assert "was trained with the vocabulary" in told
+    (copy / "vocabulary.model").rename(tmp_path / "other.model")
+    models.save(models.load(copy), copy)  # without a vocabulary, as before there was such a check
+    (tmp_path / "other.model").rename(copy / "vocabulary.model")
+    assert translated(monkeypatch, capfdbinary, b"the king", run=str(copy))[0] == 0
 
 
 def test_options_that_cannot_be_served_are_told(folder, monkeypatch, capfdbinary, tmp_path):
@@ -196,6 +296,8 @@ def test_options_that_cannot_be_served_are_told(folder, monkeypatch, capfdbinary
         "language": ({}, "does not translate"),
         "sentences": ({"documents": "lines"}, "was trained on single segments"),
         "documents": ({"beams": 0}, "--beams 0"),
+        "documents/../sentences": ({"length_penalty": float("inf")}, "--length-penalty inf"),
+        "sentences/model": ({"length_penalty": 1e300}, "--length-penalty 1e+300"),
         "nowhere": ({}, "there is no such folder"),
         "data": ({}, "no config.json"),
     }
@@ -247,13 +349,58 @@ def test_a_run_of_documents_has_bleu_of_documents_too(folder, tmp_path, capsys):
     assert "doc. BLEU" in " ".join(capsys.readouterr().out.split())
 
 
-def test_pairs_that_were_cut_are_put_together_again(folder):
-    run = runs.load_text(folder / "sentences")
-    pairs = (Pair(TALES[0], "…"), Pair("the king. " * 40, "rey. " * 40))
-    text = Corpus((Document("one", pairs),), ("en", "es"))
-    found = translation.translate_corpus(run.model, run.tokenizer, run.config, text)
-    assert found.examples > len(found.segments) == 2
-    assert found.documents == [" ".join(found.segments)]
+@pytest.mark.parametrize("name", ["sentences", "documents"])
+def test_what_is_evaluated_is_what_the_command_translates_whatever_the_references(folder, name):
+    run = runs.load_text(folder / name)
+    sources = [*TALES[:6], "the king. " * 40]
+
+    def found(targets):
+        pairs = tuple(Pair(*pair) for pair in zip(sources, targets, strict=True))
+        text = Corpus((Document("one", pairs),), ("en", "es"))
+        return translation.translate_corpus(run.model, run.tokenizer, run.config, text, translation.Search(beams=1))
+
+    usual, long = found(TALES[:7]), found([f"{text} " * 9 for text in TALES[:7]])
+    assert usual == long
+    assert usual.documents == [" ".join(usual.segments)]
+    one = Translator(run.model, run.tokenizer, translation.Search(beams=1), whole=name == "documents")
+    lines = stream.Stream(one, "lines" if name == "documents" else None, split=True)
+    assert [*lines.take(text.encode() for text in sources), *lines.end()] == usual.segments
+    assert (one.stretches, one.uneven) == (usual.stretches, usual.uneven)
+
+
+@pytest.mark.parametrize("name", ["sentences", "documents"])
+def test_progress_reaches_its_total(folder, name):
+    run = runs.load_text(folder / name)
+    text = text_data.of_run(run.config, "test")
+    told = []
+
+    def start(total):
+        told.append([total])
+        return told[-1].append
+
+    translation.likelihood(run.model, run.tokenizer, run.config, text, 200, start)
+    translation.translate_corpus(run.model, run.tokenizer, run.config, text, translation.Search(1, 0.6, 200), start)
+    for total, *steps in told:
+        assert len(steps) > 1
+        assert sum(steps) == total
+    assert len(told) == 2
+
+
+def test_files_that_are_named_are_taken_whole_and_a_run_of_files_asks_for_them(folder, tmp_path, capsys, monkeypatch):
+    text = corpus(2, seed=2)
+    for side, mark in enumerate(("en", "es")):
+        (tmp_path / f"some.{mark}").write_text("\n".join(pair[side] for pair in text.pairs()))
+    files, output = f"{tmp_path}/some.en,{tmp_path}/some.es", tmp_path / "found.json"
+    options = {"runs": (str(folder / "sentences"),), "beams": 1}
+    assert evaluate.run(evaluate.Options(data=files, output=output, **options)) == 0
+    (found,) = json.loads(output.read_text())["results"]
+    assert (found["split"], found["segments"]["texts"]) == ("all", 20)
+    moved = shutil.copytree(folder / "sentences", tmp_path / "moved")
+    config = json.loads((moved / "config.json").read_text())
+    (moved / "config.json").write_text(json.dumps(config | {"data": files}))
+    capsys.readouterr()
+    assert evaluate.run(evaluate.Options(**options | {"runs": (str(moved),)})) == 2
+    assert "which has no test split: give --data FILE,FILE." in capsys.readouterr().err
 
 
 def test_a_smoke_run_says_so_and_text_and_images_keep_apart(folder, capsys, tmp_path):

@@ -13,7 +13,7 @@ from nomax.data.text import Tokenizer
 from nomax.data.transforms import Evaluation
 from nomax.evaluate.features import WHOLE_BELOW
 from nomax.models import ReLUFormer, ViT
-from nomax.models.hub import VOCABULARY
+from nomax.models.hub import VOCABULARY, vocabulary_digest
 from nomax.train import TextConfig, VisionConfig
 from nomax.train.phis import slug, spoken
 
@@ -138,7 +138,7 @@ def _saved_text(name: str, model: ReLUFormer, folder: Path) -> TextRun:
     if not (folder / VOCABULARY).is_file():
         raise FileNotFoundError(f"{folder} has no {VOCABULARY}: without its vocabulary a model says nothing.")
     tokenizer = Tokenizer.load(folder / VOCABULARY)
-    tokenizer.check(model.config.vocabulary, title=str(folder))
+    tokenizer.check(model.config.vocabulary, vocabulary_digest(folder), str(folder))
     task: Any = {"task": "translate"} if model.config.encoder_layers else {"task": "language", "languages": ("en",)}
     return TextRun(name, model, tokenizer, TextConfig(model=model.config, **task), known=False)
 

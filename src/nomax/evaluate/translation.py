@@ -1,33 +1,29 @@
 """Translations of a corpus, their BLEU and chrF, and the perplexity of the text itself."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from nomax.data.text import Corpus, Example, Tokenizer, TokenOrder
-from nomax.data.text.batches import evaluation_batches, pad
+from nomax.data.text import Corpus, Tokenizer
+from nomax.data.text.batches import evaluation_batches
+from nomax.evaluate.translator import SEARCH, Search, Start, Translator, joined, silent
 from nomax.models import ReLUFormer
-from nomax.models.search import search
 from nomax.train import TextConfig, text_data
 from nomax.train.text import measure
 
-Tokens = list[int]
-Report = Callable[[int], None]
-
-
-@dataclass(frozen=True)
-class Search:
-    """How translations are searched for, and how many tokens of sources pass through the model at a time."""
-
-    beams: int = 4
-    length_penalty: float = 0.6
-    tokens: int = 4096
-
-
-SEARCH = Search()
+__all__ = [
+    "Likelihood",
+    "Quality",
+    "Search",
+    "Translations",
+    "likelihood",
+    "quality",
+    "references",
+    "translate_corpus",
+]
 
 
 @dataclass(frozen=True)
@@ -47,10 +43,10 @@ class Translations:
 
     segments: list[str]
     documents: list[str]
-    examples: int
-    aligned: int
-    """Of the examples, those that came back with as many segments as they had. In others the segments that are too
-    many are counted to the last pair, and those that are missing are empty."""
+    stretches: int
+    """What was translated at once: single segments, or several of a document."""
+    uneven: int
+    """Of these, those that came back with another number of segments, and were translated again in smaller parts."""
 
 
 @dataclass(frozen=True)
@@ -83,56 +79,29 @@ def quality(hypotheses: Sequence[str], references: Sequence[str]) -> Quality:
     return Quality(found[0], found[1], len(references), str(bleu.get_signature()), str(chrf.get_signature()))
 
 
-def translate(
-    model: ReLUFormer, sources: Sequence[Tokens], how: Search = SEARCH, report: Report = lambda done: None
-) -> list[Tokens]:
-    """The best translation of each source, in their order; of nothing, nothing. Tokens are without begin and end."""
-    found: list[Tokens] = [[] for _ in sources]
-    chosen = [number for number, source in enumerate(sources) if source]
-    report(len(sources) - len(chosen))
-    if not chosen:
-        return found
-    lengths = [len(sources[number]) + 1 for number in chosen]
-    order = TokenOrder(lengths, max(how.tokens, max(lengths)), shuffle=False)
-    device = next(model.parameters()).device
-    for step in range(order.steps_per_epoch):
-        numbers = [chosen[place] for place in order.batch(step)]
-        source = pad([[*sources[number], model.config.end] for number in numbers], device)
-        best = search(model, source, beams=how.beams, length_penalty=how.length_penalty)
-        for number, hypotheses in zip(numbers, best, strict=True):
-            found[number] = hypotheses[0].tokens
-        report(len(numbers))
-    return found
-
-
 def translate_corpus(
     model: ReLUFormer,
     tokenizer: Tokenizer,
     config: TextConfig,
     corpus: Corpus,
     how: Search = SEARCH,
-    report: Report = lambda done: None,
+    start: Start = silent,
 ) -> Translations:
-    """Translate the source side of a corpus: pair by pair, or in stretches of documents where the run has them."""
-    examples = examples_of(config, corpus, tokenizer)
-    found = translate(model, [example.source for example in examples], how, report)
-    parts: dict[tuple[int, int], list[str]] = {}
-    documents: list[list[str]] = [[] for _ in corpus.documents]
-    aligned = 0
-    for example, tokens in zip(examples, found, strict=True):
-        texts = [" ".join(text.split()) for text in tokenizer.segments(tokens)]
-        documents[example.places[0][0]] += texts
-        aligned += len(texts) == len(example.places)
-        for place, text in zip(example.places, _fitted(texts, len(example.places)), strict=True):
-            parts.setdefault(place, []).append(text)
-    segments = [_joined(parts[place]) for place in sorted(parts)]
-    return Translations(segments, [_joined(texts) for texts in documents], len(examples), aligned)
+    """Translate the source side of a corpus as `nomax translate --split` does, with --documents where the run has them.
+
+    What the model is shown does not depend on the target side.
+    """
+    translator = Translator(model, tokenizer, how, whole=config.documents)
+    sources = [[translator.segment(pair.source) for pair in document.pairs] for document in corpus.documents]
+    found = translator.translate(sources, start)
+    segments = [text for texts in found for text in texts]
+    return Translations(segments, [joined(texts) for texts in found], translator.stretches, translator.uneven)
 
 
 def references(corpus: Corpus) -> tuple[list[str], list[str]]:
     """What translations are compared with: the target of each pair, and of each document."""
     segments = [pair.target for pair in corpus.pairs()]
-    return segments, [_joined([pair.target for pair in document.pairs]) for document in corpus.documents]
+    return segments, [joined([pair.target for pair in document.pairs]) for document in corpus.documents]
 
 
 @torch.inference_mode()
@@ -142,10 +111,11 @@ def likelihood(
     config: TextConfig,
     corpus: Corpus,
     tokens: int = 4096,
-    report: Report = lambda done: None,
+    start: Start = silent,
 ) -> Likelihood:
     """How likely the model finds the target side of a corpus, cut as in its training."""
     examples = text_data.examples(config, corpus, tokenizer)
+    report = start(len(examples))
     config = replace(config, normalisation_penalty=0.0, entropy_penalty=0.0)
     total, count = 0.0, 0
     device = next(model.parameters()).device
@@ -155,20 +125,6 @@ def likelihood(
         count += batch.tokens
         report(len(batch.numbers))
     return Likelihood(total, count, sum(len(pair.target) + 1 for pair in corpus.pairs()))
-
-
-def examples_of(config: TextConfig, corpus: Corpus, tokenizer: Tokenizer) -> list[Example]:
-    """What is translated at once; it ends where a document ends."""
-    return text_data.examples(config, corpus, tokenizer, join=False)
-
-
-def _fitted(texts: list[str], count: int) -> list[str]:
-    texts = texts + [""] * (count - len(texts))
-    return [*texts[: count - 1], _joined(texts[count - 1 :])]
-
-
-def _joined(texts: Sequence[str]) -> str:
-    return " ".join(text for text in texts if text)
 
 
 def _library() -> Any:

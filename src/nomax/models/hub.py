@@ -1,5 +1,6 @@
 """Models on disk in the layout of the Hugging Face hub: config.json, model.safetensors, and README.md as model card."""
 
+import hashlib
 import json
 import os
 import re
@@ -10,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -35,6 +36,8 @@ def save(model: nn.Module, folder: str | Path, card: Mapping[str, object] | None
     """Write a model into a folder, from which `load` makes exactly this model again.
 
     card: what the README should tell besides the config, e.g. data, recipe, accuracy and command.
+
+    If vocabulary.model is in that folder already, the weights note its SHA-256, so that no other passes for it.
     """
     kind = _kind(model)
     config: Any = model.config
@@ -42,8 +45,11 @@ def save(model: nn.Module, folder: str | Path, card: Mapping[str, object] | None
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    about = {"format": "pt"}
+    if (folder / VOCABULARY).is_file():
+        about[VOCABULARY] = hashlib.sha256((folder / VOCABULARY).read_bytes()).hexdigest()
     files: dict[str, Callable[[Path], object]] = {
-        WEIGHTS: lambda path: save_file(tensors, path, {"format": "pt"}),
+        WEIGHTS: lambda path: save_file(tensors, path, about),
         CONFIG: lambda path: path.write_text(json.dumps(settings, indent=2) + "\n", "utf-8"),
         CARD: lambda path: path.write_text(_card(kind, settings, model, card or {}), "utf-8"),
     }
@@ -77,6 +83,12 @@ def load(name: str | Path, revision: str | None = None) -> Any:
     model = model_class.from_config(config)
     fill(model, tensors, str(folder / WEIGHTS))
     return model.eval()
+
+
+def vocabulary_digest(folder: Path) -> str | None:
+    """The SHA-256 of the vocabulary that was beside a model when it was saved, if there was one."""
+    with safe_open(folder / WEIGHTS, "pt") as file:
+        return (file.metadata() or {}).get(VOCABULARY)
 
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:

@@ -14,6 +14,8 @@ from torch import Tensor
 from nomax.models.pasts import Copies, Pasts, Tree
 from nomax.models.reluformer import ReLUFormer
 
+LARGEST_PENALTY = 10  # of lengths; far beyond what is of use, and its powers are still numbers
+
 
 class Hypothesis(NamedTuple):
     """A translation without its tokens `begin` and `end`, and its score, which `search` explains."""
@@ -37,7 +39,7 @@ def search(
     comes out for a sentence does not depend on the others in the batch, but for rounding.
 
     beams: how many hypotheses of a sentence are extended; one that ends makes room for another. 1 is greedy.
-    length_penalty: 0 compares probabilities, more favours longer translations.
+    length_penalty: 0 compares probabilities, more favours longer translations; at most 10.
     max_length: the most tokens of a hypothesis, `end` among them, which comes there at last. None: 10 and 2 per token
         of the source.
 
@@ -219,8 +221,8 @@ def _check_search(model: ReLUFormer, source: Tensor, beams: int, length_penalty:
         raise ValueError(f"source must be [batch, length] token ids, got {list(source.shape)}.")
     if type(beams) is not int or beams < 1:
         raise ValueError(f"beams={beams!r} must be an integer of at least 1; 1 is greedy search.")
-    if not 0 <= length_penalty < math.inf:
-        raise ValueError(f"length_penalty={length_penalty!r} must be a number of at least 0.")
+    if not 0 <= length_penalty <= LARGEST_PENALTY:
+        raise ValueError(f"length_penalty={length_penalty!r} must be a number from 0 to {LARGEST_PENALTY}.")
     if max_length is not None and (type(max_length) is not int or max_length < 1):
         raise ValueError(f"max_length={max_length!r} must be an integer of at least 1, or None.")
 

@@ -35,7 +35,7 @@ class Options:
     """A name (`nomax data list`), a folder, shards, torchvision:… or hf:…, or text files; if not given, each run's own
     data set."""
     split: str = "test"
-    """Which part of the data set; "all" for text files that have no parts."""
+    """Which part of the data set. Text files have no parts: if --data names some, all of them."""
     subset: str | None = None
     """imagenet1k (of 21,843 classes), icons (with at least 30 drawings), or a file: one column or class per line."""
     beams: int = 4

@@ -1,6 +1,8 @@
 """What `nomax evaluate` does with runs of text: BLEU and chrF of translations, perplexity of language models."""
 
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -12,37 +14,52 @@ from nomax.data.text import Corpus, Document
 from nomax.evaluate import translation
 from nomax.evaluate.commands import terminal
 from nomax.evaluate.runs import TextRun
-from nomax.evaluate.translation import Search
+from nomax.evaluate.translator import Search
+from nomax.models.search import LARGEST_PENALTY
 from nomax.train import text_data
 from nomax.train.progress import perplexity
 
 if TYPE_CHECKING:
+    from nomax.evaluate.commands import translate
     from nomax.evaluate.commands.evaluate import Options
 
 TOKENS = 64  # that count as one of --batch-size
 
 
+def search(options: "Options | translate.Options") -> Search:
+    """How translations are searched for; a ValueError names the options that cannot be served."""
+    if options.beams < 1 or options.batch_size < 1 or not 0 <= options.length_penalty <= LARGEST_PENALTY:
+        raise ValueError(
+            f"--beams {options.beams} and --batch-size {options.batch_size} must be at least 1, --length-penalty "
+            f"{options.length_penalty} from 0 to {LARGEST_PENALTY}."
+        )
+    return Search(options.beams, options.length_penalty, TOKENS * options.batch_size)
+
+
 def evaluate(options: "Options", run: TextRun, progress: Progress) -> dict[str, Any]:
     """All that is measured of a run."""
-    corpus = _corpus(options, run)
+    how = search(options)
+    corpus, split = _corpus(options, run)
     about: dict[str, Any] = {"run": run.title, "phi": run.model.config.phi, "data": options.data or run.config.data}
-    about |= {"split": options.split, "languages": list(corpus.languages)}
-    tokens = TOKENS * options.batch_size
+    about |= {"split": split, "languages": list(corpus.languages)}
     parts = (run.model, run.tokenizer, run.config, corpus)
-    report = terminal.advancing(progress, f"{run.title}, likelihood", len(corpus))
-    known = translation.likelihood(*parts, tokens, report)
+    known = translation.likelihood(
+        *parts, how.tokens, partial(terminal.advancing, progress, f"{run.title}, likelihood")
+    )
     about |= {"perplexity": perplexity(known.per_token), "nll": known.per_token, "tokens": known.tokens}
     if not run.translates:
         return about | {"bits_per_character": known.bits_per_character}
-    examples = len(translation.examples_of(run.config, corpus, run.tokenizer))
-    report = terminal.advancing(progress, f"{run.title}, translations", examples)
-    how = Search(options.beams, options.length_penalty, tokens)
-    found = translation.translate_corpus(*parts, how, report)
+    try:
+        found = translation.translate_corpus(
+            *parts, how, partial(terminal.advancing, progress, f"{run.title}, translations")
+        )
+    except FloatingPointError as error:
+        raise FloatingPointError(f"{run.title}: {error}") from error
     segments, documents = translation.references(corpus)
     about |= {"search": asdict(how), "segments": asdict(translation.quality(found.segments, segments))}
     if run.config.documents:
         whole = asdict(translation.quality(found.documents, documents))
-        about |= {"documents": whole, "examples": found.examples, "aligned": found.aligned}
+        about |= {"documents": whole, "stretches": found.stretches, "uneven": found.uneven}
     return about
 
 
@@ -54,29 +71,44 @@ def show(found: list[dict[str, Any]], smoke: bool, console: Console) -> None:
         for signature in dict.fromkeys(_signatures(translated)):
             console.print(signature, highlight=False, soft_wrap=True)
     for entry in translated:
-        if entry.get("aligned", 0) != entry.get("examples", 0):
-            console.print(
-                f"{entry['run']}: {entry['examples'] - entry['aligned']:,} of {entry['examples']:,} stretches of "
-                "documents came back with another number of segments, so that BLEU by segment is low for them.",
-                soft_wrap=True,
-            )
+        if entry.get("uneven"):
+            console.print(f"{entry['run']}: {uneven(entry['uneven'], entry['stretches'])}", soft_wrap=True)
     if languages := [entry for entry in found if "segments" not in entry]:
         console.print(_languages(languages, smoke))
 
 
-def _corpus(options: "Options", run: TextRun) -> Corpus:
-    config = run.config
+def uneven(count: int, stretches: int) -> str:
+    """What is told about stretches of documents that were translated again."""
+    return (
+        f"{count:,} of {stretches:,} stretches of documents came back with another number of segments; these were "
+        "translated again in smaller parts, down to single segments."
+    )
+
+
+def _corpus(options: "Options", run: TextRun) -> tuple[Corpus, str]:
+    """What a run is measured on, and which split that is."""
+    config, split = run.config, options.split
     if options.data is None and not run.known:
         raise ValueError(f"{run.name} is a saved model, which does not say its data set; give one with --data.")
     languages = config.languages if run.known else None
-    if options.data is None:
-        corpus = text_data.of_run(config, options.split)
+    if options.data is not None:
+        split = "all" if split == "test" and _is_files(options.data) else split
+        corpus = text_data.load(options.data, split, config.task, languages)
+    elif split == "test" and _is_files(config.data):
+        files = "FILE,FILE" if run.translates else "FILE"
+        raise ValueError(f"{run.name} was trained on {config.data}, which has no test split: give --data {files}.")
     else:
-        corpus = text_data.load(options.data, options.split, config.task, languages)
+        corpus = text_data.of_run(config, split)
     if options.smoke:
         first = corpus.documents[0]
         corpus = Corpus((Document(first.name, first.pairs[:4]),), corpus.languages, corpus.title)
-    return corpus
+    return corpus, split
+
+
+def _is_files(data: str) -> bool:
+    """Whether these are files, which have no splits, instead of a name or a folder."""
+    path = Path(data).expanduser()
+    return path.is_file() or ("," in data and not path.exists())
 
 
 def _translations(found: list[dict[str, Any]], smoke: bool) -> Table:

@@ -18,8 +18,8 @@ Runs = tyro.conf.Positional[
     Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="(at least one)")]
 ]
 
-# What a user can set right: told in one line, without a traceback.
-EXPECTED = (ValueError, TypeError, OSError, ImportError)
+# What a user can set right, or a model that is broken: told in one line, without a traceback.
+EXPECTED = (ValueError, TypeError, OSError, ImportError, FloatingPointError)
 
 
 def progress(console: Console) -> Progress:

@@ -3,6 +3,7 @@
 import os
 import stat
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -11,10 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from nomax.evaluate.commands import terminal
-from nomax.evaluate.commands.evaluate_text import TOKENS
+from nomax.evaluate.commands.evaluate_text import search, uneven
 from nomax.evaluate.runs import TextRun, load_text
-from nomax.evaluate.stream import InputError, Translator, blocks
-from nomax.evaluate.translation import Search
+from nomax.evaluate.stream import InputError, Stream, blocks
+from nomax.evaluate.translator import Translator
 
 
 @dataclass(frozen=True)
@@ -23,14 +24,16 @@ class Options:
 
     Each line comes out as one line, in the same order; an empty line stays empty. Lines are translated as they come, so
     that the command can stand in a pipe. Exit codes: 0, 1 for input that cannot be translated (the line is named, and
-    all lines before it are out), 2 for wrong options, 130 after Ctrl-C, 141 when nobody reads on.
+    all lines before it are out) or output that cannot be written, 2 for wrong options or a broken model, 130 after
+    Ctrl-C, 141 when nobody reads on.
     """
 
     run: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
     """A run folder that `nomax train translate` wrote, or a saved model."""
     documents: Literal["lines", "jsonl"] | None = None
     """Translate whole documents: lines, with an empty line after each document, or JSONL, each line an object with a
-    list of segments and perhaps a name. For runs of documents."""
+    list of segments under the mark of the source language, {"en": ["…", …]}; the translation takes its place, {"es":
+    ["…", …]}, and all else stays. For runs of documents."""
     beams: int = 4
     """How many hypotheses of a line are extended; 1 is greedy, and fastest."""
     length_penalty: float = 0.6
@@ -46,52 +49,65 @@ class Options:
 def run(options: Options) -> int:
     """Return 0, 1 if some input cannot be translated, or 2 if the options cannot be served."""
     try:
-        translator = _translator(options, load_text(options.run, options.device))
+        stream = _stream(options, load_text(options.run, options.device))
     except terminal.EXPECTED as error:
         return terminal.tell("translate", error)
-    console = Console(stderr=True)
-    if sys.stdin.isatty():
-        console.print("Type a line to translate; Ctrl-D ends.", highlight=False)
-    columns = (BarColumn(), TextColumn("{task.fields[lines]:,} lines"), TimeElapsedColumn(), TimeRemainingColumn())
-    shown = console.is_terminal and not sys.stdin.isatty()
-    output = sys.stdout.buffer
     try:
-        with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
-            task = progress.add_task("", total=_bytes(), lines=0)
-            for block in blocks(sys.stdin.buffer):
-                output.writelines(text.encode() + b"\n" for text in translator.take(block))
-                output.flush()
-                progress.update(task, advance=sum(map(len, block)) + len(block), lines=translator.lines)
-            output.writelines(text.encode() + b"\n" for text in translator.end())
-    except InputError as error:
-        output.writelines(text.encode() + b"\n" for text in error.before)
-        output.flush()
-        print(f"nomax translate: {error}", file=sys.stderr)
+        _pass(stream)
+    except BrokenPipeError:
+        raise  # nobody reads on, which is no error
+    except FloatingPointError as error:
+        return terminal.tell("translate", FloatingPointError(f"{options.run}: {error}"))
+    except (InputError, OSError) as error:
+        terminal.tell("translate", error)
         return 1
+    translator = stream.translator
     if translator.uneven:
-        print(
-            f"nomax translate: {translator.uneven:,} of {translator.stretches:,} stretches of documents came back with "
-            "another number of segments; theirs were translated one by one.",
-            file=sys.stderr,
-        )
+        print(f"nomax translate: {uneven(translator.uneven, translator.stretches)}", file=sys.stderr)
     return 0
 
 
-def _translator(options: Options, one: TextRun) -> Translator:
+def _stream(options: Options, one: TextRun) -> Stream:
     if not one.translates:
         raise ValueError(f"{options.run} is a language model: it has no encoder, so it does not translate.")
     if options.documents and one.known and not one.config.documents:
         raise ValueError(
             f"{options.run} was trained on single segments: leave out --documents, or train with --documents N."
         )
-    if options.beams < 1 or options.batch_size < 1 or not options.length_penalty >= 0:
-        raise ValueError(
-            f"--beams {options.beams} and --batch-size {options.batch_size} must be at least 1, --length-penalty "
-            f"{options.length_penalty} at least 0."
-        )
-    how = Search(options.beams, options.length_penalty, TOKENS * options.batch_size)
-    languages = one.config.languages if one.known else None
-    return Translator(one.model, one.tokenizer, how, options.documents, options.split, languages)
+    translator = Translator(one.model, one.tokenizer, search(options), whole=options.documents is not None)
+    return Stream(translator, options.documents, options.split, one.config.languages if one.known else None)
+
+
+def _pass(stream: Stream) -> None:
+    """Write the translations of standard input to standard output."""
+    console = Console(stderr=True)
+    if sys.stdin.isatty():
+        console.print("Type a line to translate; Ctrl-D ends.", highlight=False)
+    columns = (BarColumn(), TextColumn("{task.fields[lines]:,} lines"), TimeElapsedColumn(), TimeRemainingColumn())
+    shown = console.is_terminal and not sys.stdin.isatty()
+    with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
+        task = progress.add_task("", total=_bytes(), lines=0)
+        try:
+            for block in blocks(sys.stdin.buffer):
+                _write(stream.take(block))
+                progress.update(task, advance=sum(map(len, block)) + len(block), lines=stream.lines)
+        except InputError as error:
+            _write(error.before)
+            raise
+        _write(stream.end())
+
+
+def _write(lines: Iterable[str]) -> None:
+    output = sys.stdout.buffer
+    try:
+        output.writelines(text.encode() + b"\n" for text in lines)
+        output.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        # What is still buffered must not raise at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise OSError(f"the translations cannot be written: {error.strerror}.") from error
 
 
 def _bytes() -> int | None:
