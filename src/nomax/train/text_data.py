@@ -70,13 +70,12 @@ def learned(corpus: Corpus, size: int) -> Tokenizer:
         return Tokenizer.train(corpus, size)
 
 
-def examples(config: TextConfig, corpus: Corpus, tokenizer: Tokenizer, *, join: bool = True) -> list[Example]:
-    """The pairs of a corpus, or stretches of its documents, as the run has them; join lets a stretch go on after the
-    end of a document."""
+def examples(config: TextConfig, corpus: Corpus, tokenizer: Tokenizer) -> list[Example]:
+    """The pairs of a corpus, or stretches of its documents, as the run has them."""
     side = "both" if config.task == "translate" else "target"
     longest = config.model.max_length
     if config.documents:
-        return text.documents(corpus, tokenizer, longest, join=join, too_long="split", side=side)
+        return text.documents(corpus, tokenizer, longest, too_long="split", side=side)
     return text.sentences(corpus, tokenizer, longest=longest, too_long="split", side=side)
 
 
