@@ -103,7 +103,7 @@ def test_diverged_runs_are_marked(name: str) -> None:
     found = figures(name, rows)[NAMES[name][0]]
     assert b"diverged" in found.render(".svg")
     assert "marked with a cross" in found.caption
-    lost = found.table.columns.index("lost" if name == "scaling" else "diverged or failed")
+    lost = found.table.columns.index("lost" if name == "scaling" else "diverged")
     assert any(row[lost] for row in found.table.rows)
 
 

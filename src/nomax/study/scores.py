@@ -1,27 +1,32 @@
 """What a run counts for in figures and verdicts, and runs put side by side."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from statistics import fmean
 from typing import TypeVar
 
 from nomax.study.row import AnyRow, ImageRow, Row
 from nomax.study.setup import Setup
 from nomax.study.statistics import Interval, contrast
+from nomax.study.verdict import Outcome
 
 Cell = TypeVar("Cell", bound=Hashable)
 
-CHANCE_NOTE = "A run that diverged or failed counts as chance and is marked with a cross."
+CHANCE_NOTE = "A run that diverged counts as chance and is marked with a cross; one that failed is left out."
 
 
 def accuracy(row: ImageRow) -> float | None:
-    """Among the label subset where the data has one, else on all test images; chance if the run diverged or failed."""
-    if row.status != "done":
+    """Among the label subset where the data has one, else on all test images; chance if the run diverged.
+
+    None if it failed, which says nothing about the model: a file was missing, or the machine gave up.
+    """
+    if row.status == "diverged":
         return 1 / row.classes
     return row.accuracy if row.subset_accuracy is None else row.subset_accuracy
 
 
 def ten_shot(row: ImageRow) -> float | None:
-    """The mean 10-shot accuracy over the probes; 0 if the run diverged or failed, since it has no features."""
-    return 0.0 if row.status != "done" else row.ten_shot
+    """The mean 10-shot accuracy over the probes; 0 if the run diverged, since it has no features."""
+    return 0.0 if row.status == "diverged" else row.ten_shot
 
 
 def values(
@@ -47,6 +52,11 @@ def repeated(cells: Mapping[Cell, Sequence[float]]) -> dict[Cell, Sequence[float
 def pooled(cells: Mapping[Cell, Sequence[float]]) -> Interval:
     """The mean over the cells that have at least two seeds, with its interval."""
     return contrast(list(repeated(cells).values()))
+
+
+def over_settings(cells: Mapping[Cell, Sequence[float]]) -> Interval:
+    """The mean over the cells, with an interval from how they differ: for cells whose values depend on each other."""
+    return contrast([[fmean(entries) for entries in cells.values()]] if cells else [])
 
 
 def seeds(rows: Sequence[Row]) -> list[int]:
@@ -75,14 +85,18 @@ def basis(rows: Sequence[Row], cells: Mapping[Cell, Sequence[float]], lost_count
     """What a number rests on: "6 settings, 18 pairs, seeds 0, 1, 2"."""
     count, pairs = len(repeated(cells)), sum(map(len, repeated(cells).values()))
     words = f"{count} setting{'s' * (count != 1)}, {pairs} pair{'s' * (pairs != 1)}"
-    lost = sum(row.status != "done" for row in rows)
-    ended = (
-        f", {lost} run{'s' * (lost != 1)} diverged or failed and count{'s' * (lost == 1)} as {lost_counts}"
-        if lost
-        else ""
-    )
+    lost, failed = (sum(row.status == status for row in rows) for status in ("diverged", "failed"))
+    ended = f", {lost} run{'s' * (lost != 1)} diverged and count{'s' * (lost == 1)} as {lost_counts}" if lost else ""
+    if failed:
+        ended += f", {failed} run{'s' * (failed != 1)} failed and {'are' if failed != 1 else 'is'} left out"
     listed = ", ".join(map(str, seeds(rows)))
     return f"{words}, seed{'s' * (len(seeds(rows)) != 1)} {listed or 'none'}{ended}"
+
+
+def settled(outcome: Outcome, rows: Sequence[Row]) -> Outcome:
+    """The outcome; but nothing is decided by runs most of which did not come to their end."""
+    done = sum(row.status == "done" for row in rows)
+    return outcome if 2 * done >= len(rows) else "undecided"
 
 
 def percent(value: float) -> str:

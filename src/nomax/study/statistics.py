@@ -95,6 +95,21 @@ def best(values: Sequence[Sequence[float]], grid: Sequence[float]) -> Best:
     return Best(place, float(low), float(high), tuple(draws.tolist()))
 
 
+def chosen_elsewhere(values: Sequence[Sequence[float]], of_first: Sequence[bool]) -> list[float]:
+    """The best of some places of a grid minus the best of the others, once for each seed (a list over the grid).
+
+    Which places these are is chosen by the mean of the other seeds: the largest of noisy values, taken as it is, would
+    be too large, and the more so the more places there are to choose from.
+    """
+    curves, first = np.asarray(values, np.float64), np.asarray(of_first, bool)
+    found = []
+    for seed, curve in enumerate(curves):
+        others = np.delete(curves, seed, 0).mean(0)
+        ahead, behind = (int(np.where(kind, others, -np.inf).argmax()) for kind in (first, ~first))
+        found.append(float(curve[ahead] - curve[behind]))
+    return found
+
+
 def student(freedom: int) -> float:
     """The 97.5 % quantile of Student's t."""
     if freedom < 1:

@@ -11,9 +11,10 @@ from nomax.study.row import AnyRow, ImageRow, where
 from nomax.study.run import Run
 from nomax.study.scores import CHANCE_NOTE, accuracy, lengths, percent, seeds
 from nomax.study.setup import Setup
-from nomax.study.statistics import Best, best
+from nomax.study.statistics import Best, best, chosen_elsewhere
 
 PAIRED = ("relu", "relu2")  # the h of the paper's Figs. 3 and 4
+NEAR = 0.5  # "close to 1": at most half way to α = 0 or 2, the ends of the paper's axis
 REACH = 3  # how many times as far down from the median the y axis may go as it goes up
 
 
@@ -41,7 +42,7 @@ class Point:
     alpha: float
     entries: tuple[float, ...]
     lost: int
-    """How many of them diverged or failed."""
+    """How many of them diverged."""
 
     @property
     def mean(self) -> float:
@@ -82,20 +83,42 @@ def curve(rows: Sequence[ImageRow]) -> list[Point]:
         here = where(rows, alpha=alpha)
         entries = tuple(value for row in here if (value := accuracy(row)) is not None)
         if entries:
-            found.append(Point(alpha, entries, sum(row.status != "done" for row in here)))
+            found.append(Point(alpha, entries, sum(row.status == "diverged" for row in here)))
     return found
 
 
 def best_alpha(rows: Sequence[AnyRow], score: Callable[[AnyRow], float | None]) -> Best | None:
     """Where a line's runs of one length score highest, over the seeds that have every α; None without such a seed."""
+    grid, whole = _curves(rows, score)
+    return best(whole, grid) if whole and len(grid) > 1 else None
+
+
+def lead_of_near(rows: Sequence[AnyRow], score: Callable[[AnyRow], float | None]) -> list[float]:
+    """By how much a line's best α close to 1 beats its best α further away, for each seed that has every α.
+
+    Which α is the best of each kind is what the other seeds say, so that a lucky run is not chosen for being lucky.
+    It makes the seeds depend on each other: intervals are to be taken over lines and lengths.
+    """
+    grid, whole = _curves(rows, score)
+    near = [abs(alpha - 1) <= NEAR for alpha in grid]
+    return chosen_elsewhere(whole, near) if len(whole) > 1 and len(set(near)) == 2 else []
+
+
+def near_by_chance(rows: Sequence[AnyRow]) -> float:
+    """The share of the α of a grid that is close to 1."""
+    grid = sorted({row.alpha for row in rows})
+    return fmean([abs(alpha - 1) <= NEAR for alpha in grid]) if grid else float("nan")
+
+
+def _curves(rows: Sequence[AnyRow], score: Callable[[AnyRow], float | None]) -> tuple[list[float], list[list[float]]]:
+    """The grid of α, and the scores over it of every seed that has them all."""
     grid = sorted({row.alpha for row in rows})
     by_seed: dict[int, dict[float, float]] = {}
     for row in rows:
         value = score(row)
         if value is not None:
             by_seed.setdefault(row.seed, {})[row.alpha] = value
-    whole = [[found[alpha] for alpha in grid] for _, found in sorted(by_seed.items()) if len(found) == len(grid)]
-    return best(whole, grid) if whole and len(grid) > 1 else None
+    return grid, [[found[alpha] for alpha in grid] for _, found in sorted(by_seed.items()) if len(found) == len(grid)]
 
 
 def figure(rows: Sequence[ImageRow], lines: Sequence[Line], name: str, title: str, caption: str) -> Figure:
@@ -125,7 +148,7 @@ def _points(rows: Sequence[ImageRow], lines: Sequence[Line]) -> list[Point]:
 
 def table(rows: Sequence[ImageRow], lines: Sequence[Line]) -> Table:
     """The means of all points, and of softmax."""
-    columns = ("L", "model", "α", "mean accuracy", "lowest", "highest", "seeds", "diverged or failed")
+    columns = ("L", "model", "α", "mean accuracy", "lowest", "highest", "seeds", "diverged")
     listed: list[tuple[str | int | float | None, ...]] = []
     for tokens in lengths(rows):
         for line in (*lines, Line(SOFTMAX, SOFTMAX)):
@@ -182,8 +205,8 @@ def _paint(rows: Sequence[ImageRow], lines: Sequence[Line]) -> Any:
     handles = [Line2D([], [], label=line.label, **_look(line)) for line in drawn]
     if where(rows, activation=SOFTMAX):
         handles.append(Line2D([], [], color=COLOURS[SOFTMAX], lw=1.3, ls=(0, (5, 3)), label="softmax"))
-    if any(row.status != "done" for row in rows):
-        handles.append(Line2D([], [], ls="", marker="x", ms=8, mew=2, color="#333333", label="diverged or failed"))
+    if any(row.status == "diverged" for row in rows):
+        handles.append(Line2D([], [], ls="", marker="x", ms=8, mew=2, color="#333333", label="diverged"))
     if handles:
         legend(sheet_, handles)
     return sheet_

@@ -98,13 +98,13 @@ def collect(
     for key in keys:
         here = groups[key]
         entries = tuple(tuple(v for row in here if (v := panel.score(row)) is not None) for panel in panels)
-        found.append(Point(*key, entries, len(here), sum(row.status != "done" for row in here)))
+        found.append(Point(*key, entries, len(here), sum(row.status == "diverged" for row in here)))
     return found
 
 
 def table(points: Sequence[Point], panels: Sequence[Panel], axis: str) -> Table:
     """The means behind a figure."""
-    columns = ("kind", *([axis] if axis else []), *(panel.title for panel in panels), "seeds", "diverged or failed")
+    columns = ("kind", *([axis] if axis else []), *(panel.title for panel in panels), "seeds", "diverged")
     rows = []
     for point in points:
         means = [point.mean(number) for number in range(len(panels))]
@@ -219,7 +219,7 @@ def _finish(picture: Any, handles: list[Any], points: Sequence[Point]) -> None:
     from matplotlib.lines import Line2D
 
     if any(point.lost for point in points):
-        handles.append(Line2D([], [], ls="", marker="x", ms=8, mew=2, color="#333333", label="diverged or failed"))
+        handles.append(Line2D([], [], ls="", marker="x", ms=8, mew=2, color="#333333", label="diverged"))
     if handles:
         legend(picture, handles)
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from nomax.study.row import TextRow
 from nomax.study.scores import basis as basis_of
-from nomax.study.scores import seeds, values
+from nomax.study.scores import seeds, settled, values
 from nomax.study.statistics import Interval, paired
 from nomax.study.text_setup import TextSetup
 from nomax.study.verdict import Outcome, Verdict, plain
@@ -17,12 +17,12 @@ Cell = TypeVar("Cell", bound=Hashable)
 # between two models would hang on less.
 MARGIN = 0.02
 UNIFORM = "a uniform guess over the vocabulary"
-LOST_NOTE = f"A run that diverged or failed counts as {UNIFORM} and is marked with a cross."
+LOST_NOTE = f"A run that diverged counts as {UNIFORM} and is marked with a cross; one that failed is left out."
 
 
 def loss(row: TextRow) -> float | None:
-    """Nats per token of the test split; those of a uniform guess if the run diverged or failed."""
-    return math.log(row.vocabulary) if row.status != "done" else row.loss
+    """Nats per token of the test split; those of a uniform guess if the run diverged."""
+    return math.log(row.vocabulary) if row.status == "diverged" else row.loss
 
 
 def quality(row: TextRow) -> float | None:
@@ -101,4 +101,4 @@ def judged(
     """A verdict, or that there is nothing to judge, where a number that it rests on is not known."""
     if any(number.mean != number.mean for number in numbers.values() if isinstance(number, Interval)):
         outcome, sentence, numbers = "undecided", "No seed has all runs that this compares: nothing to judge.", {}
-    return Verdict(claim, outcome, sentence, scale(rows, setup), seeds(rows), plain(numbers))
+    return Verdict(claim, settled(outcome, rows), sentence, scale(rows, setup), seeds(rows), plain(numbers))

@@ -19,10 +19,10 @@ from nomax.study import sweep
 from nomax.study.figure import Figure, Table, legend, nothing_yet, sheet
 from nomax.study.row import ImageRow, where
 from nomax.study.run import Run
-from nomax.study.scores import accuracy, basis, lengths, pooled, scale, seeds, values
+from nomax.study.scores import accuracy, basis, lengths, pooled, scale, seeds, settled, values
 from nomax.study.setup import Setup
 from nomax.study.statistics import Interval, contrast, paired
-from nomax.study.verdict import Verdict, above, plain, points, within
+from nomax.study.verdict import MARGIN, Outcome, Verdict, above, plain, points, within
 
 TITLE = "Does a gate remove the need for length scaling?"
 CLAIMS = ("W-gate", "W-gatecost")
@@ -78,10 +78,14 @@ def _still_needed(rows: Sequence[ImageRow], setup: Setup) -> Verdict:
     }
     listed = "; ".join(f"L = {tokens}: {points(found)}" for tokens, found in by_length.items())
     sentence = (
-        f"With a gate, α = 1 is better than α = 0 by {points(gain)} ({basis(used, cells)}). {listed}. "
-        + (f"Without a gate it is better by {points(without)}. " if gains[None] else "")
-        + "Reproduced if the interval is above 0, contradicted if below."
+        f"α = 1 minus α = 0 with a gate: {points(gain)} ({basis(used, cells)}). {listed}. "
+        + (f"Without a gate: {points(without)}. " if gains[None] else "")
+        + "Reproduced if the interval with a gate is above 0. Contradicted if that without one is, and that with one "
+        f"below {100 * MARGIN:g} point: only a need that was there can have been removed."
     )
+    outcome: Outcome = "reproduced" if above(gain, 0) == "reproduced" else "undecided"
+    if above(without, 0) == "reproduced" and above(gain, MARGIN) == "contradicted":
+        outcome = "contradicted"
     best = {
         f"{line.label}, L = {tokens}": [found.place, found.low, found.high]
         for line in LINES
@@ -89,7 +93,7 @@ def _still_needed(rows: Sequence[ImageRow], setup: Setup) -> Verdict:
         if (found := sweep.best_alpha(line.of(rows, tokens), accuracy)) is not None
     }
     numbers = {"gain": gain, "gain without a gate": without, "by length": by_length, "best α": best}
-    return Verdict("W-gate", above(gain, 0), sentence, scale(used, setup), seeds(used), plain(numbers))
+    return Verdict("W-gate", settled(outcome, used), sentence, scale(used, setup), seeds(used), plain(numbers))
 
 
 def _cost(rows: Sequence[ImageRow], setup: Setup) -> Verdict:

@@ -13,7 +13,7 @@ from nomax.study import sweep
 from nomax.study.figure import Figure
 from nomax.study.row import ImageRow, where
 from nomax.study.run import Run
-from nomax.study.scores import accuracy, basis, pooled, repeated, scale, seeds, values
+from nomax.study.scores import accuracy, basis, pooled, repeated, scale, seeds, settled, values
 from nomax.study.setup import Setup
 from nomax.study.statistics import contrast, paired
 from nomax.study.verdict import MARGIN, Outcome, Verdict, plain, points, within
@@ -58,15 +58,18 @@ def verdicts(rows: Sequence[ImageRow], setup: Setup) -> list[Verdict]:
     effect, over_all = pooled(cells), pooled(everywhere)
     single = {cell: contrast([entries]) for cell, entries in repeated(cells).items()}
     (name, tokens, _), largest = max(single.items(), key=lambda item: abs(item[1].mean))
+    # Opposite effects must not hide each other in a mean. More parts than these would have one that is large by chance.
+    by_h = [pooled({cell: cells[cell] for cell in cells if cell[0] == name}) for name in sweep.PAIRED]
     outcome: Outcome = within(effect, -MARGIN, MARGIN)
-    if any(within(found, -MARGIN, MARGIN) == "contradicted" for found in single.values()):
-        outcome = "contradicted"  # opposite effects must not hide each other in a mean
+    if any(within(found, -MARGIN, MARGIN) == "contradicted" for found in by_h):
+        outcome = "contradicted"
     sentence = (
         f"At α = 1 qk-norm changes accuracy by {points(effect)} ({basis(used, cells)}); the largest effect is "
         f"{points(largest)} for {name} at L = {tokens}; over all α it is {points(over_all)}. "
         f"A large effect would be more than {100 * MARGIN:g} point: reproduced if the interval lies within that, "
-        "contradicted if it or that of one h and L lies outside."
+        "contradicted if it or that of one h lies outside."
     )
     by_cell = {f"{name}, L = {tokens}": found for (name, tokens, _), found in single.items()}
     numbers = {"effect": effect, "over all α": over_all, "by h and L": by_cell}
+    outcome = settled(outcome, used)
     return [Verdict("W-qknorm", outcome, sentence, scale(swept, setup), seeds(swept), plain(numbers))]

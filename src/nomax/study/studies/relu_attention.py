@@ -93,7 +93,8 @@ def _diverges(rows: Sequence[TextRow], setup: TextSetup) -> Verdict:
         f"{len(used)} runs broke off. {BLEU} Not to converge is to be {GAP:g} nat behind: reproduced if the interval "
         "is above, contradicted if below."
     )
-    return judged("S-diverge", above(behind, GAP), sentence, used, setup, {"behind": behind, "broke off": broken})
+    compared = used + where(rows, attention=SOFTMAX)
+    return judged("S-diverge", above(behind, GAP), sentence, compared, setup, {"behind": behind, "broke off": broken})
 
 
 def _factor(rows: Sequence[TextRow], setup: TextSetup) -> Verdict:

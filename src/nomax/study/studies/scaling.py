@@ -18,7 +18,19 @@ from nomax.phi import SOFTMAX
 from nomax.study.figure import Figure, Table, legend, nothing_yet, percent_axis, sheet
 from nomax.study.row import ImageRow, where
 from nomax.study.run import Run
-from nomax.study.scores import CHANCE_NOTE, accuracy, basis, percent, pooled, repeated, scale, seeds, ten_shot, values
+from nomax.study.scores import (
+    CHANCE_NOTE,
+    accuracy,
+    basis,
+    percent,
+    pooled,
+    repeated,
+    scale,
+    seeds,
+    settled,
+    ten_shot,
+    values,
+)
 from nomax.study.setup import Setup
 from nomax.study.statistics import Interval, contrast, paired, slope_weights
 from nomax.study.verdict import MARGIN, Outcome, Verdict, above, plain, points, worst
@@ -94,7 +106,7 @@ def collect(rows: Sequence[ImageRow], score: Callable[[ImageRow], float | None])
                 done = [row for row in here if row.status == "done" and row.core_seconds > 0]
                 if entries and done:  # the time of a run that stopped early says nothing
                     hours = geometric_mean([row.core_seconds / 3600 for row in done])
-                    lost = sum(row.status != "done" for row in here)
+                    lost = sum(row.status == "diverged" for row in here)
                     point = Point(phi, variant, here[0].tokens, hours, here[0].train_flops, entries, lost)
                     found.append(point)
     return sorted(found, key=lambda point: point.core_hours)
@@ -131,7 +143,7 @@ def _matches(claim: str, name: str, rows: Sequence[ImageRow], setup: Setup) -> V
     )
     # A lower slope is no objection while relu/L is ahead; to end up clearly behind is.
     behind: Outcome = "contradicted" if above(at_most, -MARGIN) == "contradicted" else "reproduced"
-    outcome = worst([above(difference, -MARGIN), behind])
+    outcome = settled(worst([above(difference, -MARGIN), behind]), judged)
     numbers = {
         "difference": difference,
         "by size": by_size,

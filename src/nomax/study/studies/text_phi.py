@@ -16,10 +16,10 @@ from nomax.phi import SOFTMAX
 from nomax.study import sweep
 from nomax.study.figure import Figure
 from nomax.study.row import TextRow, where
-from nomax.study.studies.alpha import NEAR, TYPICAL, near_share
+from nomax.study.scores import over_settings
 from nomax.study.text_figure import Panel, figure
 from nomax.study.text_run import TextRun
-from nomax.study.text_scores import judged, loss, quality
+from nomax.study.text_scores import basis, judged, loss, nats, quality
 from nomax.study.text_setup import TextSetup
 from nomax.study.verdict import Verdict, above
 
@@ -61,25 +61,25 @@ def figures(rows: Sequence[TextRow], setup: TextSetup) -> list[Figure]:
 def verdicts(rows: Sequence[TextRow], setup: TextSetup) -> list[Verdict]:
     """Whether the best α is close to 1, as for images."""
     swept = [row for row in rows if row.activation != SOFTMAX]
-    found = {
-        name: place
-        for name in dict.fromkeys(row.activation for row in swept)
-        if (place := sweep.best_alpha(where(swept, activation=name), quality)) is not None
-    }
-    near = [abs(place.place - 1) <= NEAR for place in found.values()]
-    share = near_share(found.values(), near)
-    alphas = sorted({row.alpha for row in swept})
-    by_chance = fmean([abs(alpha - 1) <= NEAR for alpha in alphas]) if alphas else float("nan")
-    listed = ", ".join(f"{name} {place.place:g}" for name, place in found.items())
-    known = f"95 % interval {share.low:.0%} to {share.high:.0%}" if share.known else "no interval: one seed"
+    by_h = {name: where(swept, activation=name) for name in dict.fromkeys(row.activation for row in swept)}
+    cells = {name: leads for name, here in by_h.items() if (leads := sweep.lead_of_near(here, quality))}
+    best = {name: place for name, here in by_h.items() if (place := sweep.best_alpha(here, quality)) is not None}
+    lead = over_settings(cells)
+    near = sum(abs(place.place - 1) <= sweep.NEAR for place in best.values())
+    listed = ", ".join(f"{name} {place.place:g}" for name, place in best.items())
     sentence = (
-        f"The loss is lowest at an α within {NEAR:g} of 1 for {sum(near)} of {len(near)} h ({known}; a random choice "
-        f"from the grid: {by_chance:.0%}). Best α: {listed}. {_levels(rows)}"
-        f"Reproduced if the interval is above {TYPICAL:.0%}, contradicted if below."
+        f"The best α within {sweep.NEAR:g} of 1 is ahead of the best further away, both as the other seeds choose "
+        f"them, by {nats(lead)} ({basis(swept, cells)}; the interval is over the h). "
+        f"The lowest mean lies within {sweep.NEAR:g} of 1 for {near} of {len(best)} h (a random choice from the grid: {sweep.near_by_chance(swept):.0%}). "
+        f"Best α: {listed}. {_levels(rows)}Reproduced if the interval is above 0, contradicted if below."
     )
-    best = {name: [place.place, place.low, place.high] for name, place in found.items()}
-    numbers = {"share": share, "by chance": by_chance, "best": best}
-    return [judged("Q-text", above(share, TYPICAL), sentence, rows, setup, numbers)]
+    numbers = {
+        "lead": lead,
+        "h whose best is near": [near, len(best)],
+        "by chance": sweep.near_by_chance(swept),
+        "best": {name: [place.place, place.low, place.high] for name, place in best.items()},
+    }
+    return [judged("Q-text", above(lead, 0), sentence, rows, setup, numbers)]
 
 
 def _levels(rows: Sequence[TextRow]) -> str:
