@@ -95,7 +95,8 @@ def _best_alpha(rows: Sequence[ImageRow], setup: Setup) -> Verdict:
     sentence = (
         f"The best α within {sweep.NEAR:g} of 1 minus the best further away, both as the other seeds choose them: "
         f"{points(lead)} ({basis(rows, cells)}; the interval is over the settings). "
-        f"The highest mean lies within {sweep.NEAR:g} of 1 in {near} of {len(best)} pairs of h and L (a random choice from the grid: {sweep.near_by_chance(rows):.0%}). "
+        f"The highest mean lies within {sweep.NEAR:g} of 1 in {near} of {len(best)} pairs of h and L "
+        f"(a random choice from the grid: {sweep.near_by_chance(rows):.0%}). "
         f"Best α for L = {', '.join(map(str, lengths(rows)))}: {listed}. "
         "Reproduced if the interval is above 0, contradicted if below."
     )

@@ -70,7 +70,8 @@ def verdicts(rows: Sequence[TextRow], setup: TextSetup) -> list[Verdict]:
     sentence = (
         f"The best α within {sweep.NEAR:g} of 1 is ahead of the best further away, both as the other seeds choose "
         f"them, by {nats(lead)} ({basis(swept, cells)}; the interval is over the h). "
-        f"The lowest mean lies within {sweep.NEAR:g} of 1 for {near} of {len(best)} h (a random choice from the grid: {sweep.near_by_chance(swept):.0%}). "
+        f"The lowest mean lies within {sweep.NEAR:g} of 1 for {near} of {len(best)} h "
+        f"(a random choice from the grid: {sweep.near_by_chance(swept):.0%}). "
         f"Best α: {listed}. {_levels(rows)}Reproduced if the interval is above 0, contradicted if below."
     )
     numbers = {
