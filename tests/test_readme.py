@@ -1,3 +1,4 @@
+import json
 import re
 from pathlib import Path
 
@@ -38,3 +39,13 @@ def test_the_results_of_training_are_what_the_commands_wrote():
         assert f"| {ten[0]} | {ten[1]} |" in README
     among = re.findall(r"([\d.]+%) +8,471", (results / "icons" / "evaluate.txt").read_text())
     assert f"| {' | '.join(among)} |" in README
+
+
+def test_the_figures_and_verdicts_are_those_of_the_studies():
+    results = Path(__file__).parent.parent / "results"
+    assert (results / "report.md").read_text().strip() in README
+    for name in ("alpha", "scaling"):
+        assert f"(results/{name}/{name}.svg)" in README
+        assert f"\n    {json.loads((results / name / 'study.json').read_text())['command']}\n" in README
+    verdicts = [row for path in results.glob("*/verdicts.json") for row in json.loads(path.read_text())]
+    assert len(verdicts) == (results / "report.md").read_text().count("| **")

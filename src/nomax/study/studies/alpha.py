@@ -160,7 +160,7 @@ def _degrades(rows: Sequence[ImageRow], setup: Setup) -> Verdict:
     listed = "; ".join(f"L = {tokens}: {points(found)}" for tokens, found in by_length.items())
     more = f"from the shortest to the longest it grows by {points(growth)}" if len(ends) > 1 else "only one length"
     sentence = (
-        f"α = 1 minus α = 0, over all h and L: {points(drop)} ({basis(used, cells)}). {listed}; {more}. "
+        f"α = 1 minus α = 0, over all h and L: {points(drop)} ({basis(used, cells)}); {more}. {listed}. "
         "Reproduced if both intervals are above 0, contradicted if one is below."
     )
     numbers = {"drop": drop, "growth": growth, "by length": by_length}

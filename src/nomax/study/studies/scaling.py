@@ -255,7 +255,18 @@ def _panel(axis: Any, found: Sequence[Point], markers: dict[str, str]) -> None:
             if point.lost:
                 axis.plot(point.core_hours, point.mean, "x", ms=10, mew=2, color=colour, zorder=4)
     axis.set_xlabel("core-hours")
+    _hours(axis)
     _operations(axis, found)
+
+
+def _hours(axis: Any) -> None:
+    """At the bottom, plain numbers at 1, 2 and 5 of each decade; over many decades, at 1 alone."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low, high = axis.get_xlim()
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 500 else (1,)))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _operations(axis: Any, found: Sequence[Point]) -> None:
