@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from nomax.study import load
 from nomax.study.commands import export, merge
 from nomax.study.commands import list as list_command
 from nomax.study.commands import run as run_command
+from nomax.study.publish import publish
+from nomax.study.setup import SETUPS
 from nomax.study.store import Store
 from nomax.study.studies import STUDIES
 
@@ -149,6 +152,19 @@ def test_a_budget_too_small_for_anything_publishes_what_is_there(small, tmp_path
     assert study(*small, "--store", str(tmp_path / "store"), "--out", str(tmp_path / "out"), "--budget", "1s") == 0
     assert "6 runs are left" in capsys.readouterr().out
     assert read(tmp_path / "out" / "study.json")["runs"] == {"done": 0, "diverged": 0, "failed": 0, "missing": 6}
+
+
+def test_a_results_folder_is_written_by_one_process_at_a_time(done, tmp_path):
+    out, store, module = tmp_path / "out", Store(done / "store"), load(TOY)
+    arguments = ("toy-study", module, SETUPS["default"], [], store, out, "nomax study toy")
+    writer = threading.Thread(target=publish, args=arguments)
+    with Store(done / "store").publishing():
+        writer.start()
+        writer.join(0.3)
+        assert writer.is_alive()
+        assert not out.exists()
+    writer.join(30)
+    assert (out / "study.json").exists()
 
 
 def test_results_are_exported_to_csv_and_parquet_alike(done, tmp_path, capsys):

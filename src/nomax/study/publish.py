@@ -39,14 +39,20 @@ def publish(
 
     It says how many of the study's runs are missing; figures and verdicts are made of those that are there.
     """
+    with store.publishing():
+        return _publish(name, study, setup, runs, store, out, command)
+
+
+def _publish(
+    name: str, study: "Study", setup: Setup | TextSetup, runs: Sequence[Run], store: Store, out: Path, command: str
+) -> "list[Verdict]":
     rows = store.rows([run.key for run in runs])
     figures, verdicts = list(study.figures(rows, setup)), list(study.verdicts(rows, setup))
     out.mkdir(parents=True, exist_ok=True)
     _remove_old_pictures(out, {figure.name for figure in figures})
     for figure in figures:
         for kind in PICTURES:
-            with files.aside(out / f"{figure.name}{kind}") as file:
-                file.write(figure.render(kind))
+            files.write(out / f"{figure.name}{kind}", figure.render(kind))
     write_json(out / "runs.json", [dataclasses.asdict(row) for row in rows])
     files.write(out / "runs.csv", to_csv(rows))
     write_json(out / "curves.json", [curve(row, store) for row in telling(rows)])
@@ -78,8 +84,7 @@ def _write_attention(rows: Sequence[Row], store: Store, out: Path) -> None:
         (out / name).unlink(missing_ok=True)
     if chosen:
         write_json(out / "rows_statistics.json", attention.statistics(chosen, store))
-        with files.aside(out / "maps.png") as file:
-            file.write(attention.maps(chosen, store))
+        files.write(out / "maps.png", attention.maps(chosen, store))
 
 
 def to_csv(rows: Sequence[Row]) -> str:

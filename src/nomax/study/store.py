@@ -80,6 +80,10 @@ class Store:
         with self.claim(key) as free:
             return not free
 
+    def publishing(self) -> FileLock:
+        """To be held by whoever writes a results folder: one at a time."""
+        return FileLock(self.place / "publish.lock")
+
     def finish(self, row: Row) -> None:
         """Write the outcome of a run, complete or not at all. Whoever calls this holds the run."""
         folder = self.folder(row.key)
