@@ -2,21 +2,25 @@
 
 import csv
 import io
+import itertools
 import json
 import threading
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiny_images
 import toy_study
 import tyro
+from PIL import Image
 
 from nomax.study import load
 from nomax.study.commands import export, merge
 from nomax.study.commands import list as list_command
 from nomax.study.commands import run as run_command
 from nomax.study.publish import publish
+from nomax.study.row import Row
 from nomax.study.setup import SETUPS
 from nomax.study.store import Store
 from nomax.study.studies import STUDIES
@@ -154,6 +158,42 @@ def test_a_budget_too_small_for_anything_publishes_what_is_there(small, tmp_path
     assert read(tmp_path / "out" / "study.json")["runs"] == {"done": 0, "diverged": 0, "failed": 0, "missing": 6}
 
 
+def test_a_study_whose_runs_all_fail_says_how_to_try_again_and_is_no_success(small, tmp_path, capsys, monkeypatch):
+    class Failing(run_command.Processes):
+        def start(self, run):
+            Store(tmp_path / "store").finish(Row.of(run, "failed", error="no luck"))
+            return SimpleNamespace(code=lambda: 0, stop=lambda: None)
+
+    monkeypatch.setattr(run_command, "Processes", Failing)
+    where = ["--store", str(tmp_path / "store"), "--out", str(tmp_path / "out")]
+    assert study(*small, *where) == 1
+    assert "the same command with --retry" in capsys.readouterr().out
+    assert study(*small, *where) == 0  # nothing new was tried
+
+
+def write_photos(folder, splits):
+    for split, name, shade in itertools.product(splits, ("dark", "light"), (10, 20)):
+        path = folder / split / name / f"{shade}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 30), (shade * (1 + 4 * (name == "light")),) * 3).save(path)
+    return str(folder)
+
+
+def test_a_folder_of_images_of_any_size_can_be_studied(tmp_path, capsys):
+    photos = write_photos(tmp_path / "photos", ("train", "test"))
+    words = [TOY, "--smoke", "--data", photos, "--patches", "112", "--seeds", "1", "--store", str(tmp_path / "store")]
+    assert study(*words) == 0
+    assert [row.status for row in Store(tmp_path / "store").rows()] == ["done"] * 3
+
+
+def test_a_folder_without_a_test_split_is_refused_before_the_first_run(tmp_path, capsys):
+    photos = write_photos(tmp_path / "photos", ("train",))
+    words = [TOY, "--smoke", "--data", photos, "--patches", "112", "--store", str(tmp_path / "store")]
+    assert study(*words) == 2
+    assert "test" in capsys.readouterr().err
+    assert not (tmp_path / "store").exists()
+
+
 def test_a_results_folder_is_written_by_one_process_at_a_time(done, tmp_path):
     out, store, module = tmp_path / "out", Store(done / "store"), load(TOY)
     arguments = ("toy-study", module, SETUPS["default"], [], store, out, "nomax study toy")
@@ -197,6 +237,8 @@ def test_results_are_exported_to_csv_and_parquet_alike(done, tmp_path, capsys):
         ([TOY, "--jobs", "0"], run_command, "--jobs"),
         ([TOY, "--data", "nowhere"], run_command, "neither a file"),
         ([TOY, "--model", "pico/5"], run_command, "multiple of the patch"),
+        ([TOY, "--device", "nonsense", "--dry-run"], run_command, "--device nonsense"),
+        ([TOY, "--device", "meta"], run_command, "--device meta"),
         ([TOY, "--submit", "a=b"], run_command, "--launcher submitit"),
         (["nowhere"], merge, "is not a store"),
         (["--store", "nowhere"], export, "is not a store"),

@@ -1,5 +1,6 @@
 """One run of a study, from the configuration to its outcome."""
 
+import errno
 import json
 import signal
 from dataclasses import dataclass, fields, replace
@@ -164,6 +165,23 @@ def test_a_run_that_fails_is_a_result_and_tried_again_only_when_told_so(setup, s
     assert do(run, store) == 0
     assert store.outcome(run.key) == row
     assert do(run, store, retry=True) == 0
+    assert store.outcome(run.key).status == "done"
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "no room"), MemoryError(), RuntimeError("I/O error (os error 28)")]
+)
+def test_what_the_machine_fails_is_no_outcome_and_done_when_the_machine_can(setup, store, monkeypatch, error):
+    def fail(*arguments, **options):
+        raise error
+
+    run = setup.run("relu/L")
+    monkeypatch.setattr("nomax.study.work.load_and_train", fail)
+    with pytest.raises(type(error)):
+        do(run, store)
+    assert store.outcome(run.key) is None
+    monkeypatch.undo()
+    assert do(run, store) == 0
     assert store.outcome(run.key).status == "done"
 
 

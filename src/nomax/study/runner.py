@@ -31,6 +31,12 @@ class Report:
     crashed: list[Run] = field(default_factory=list)
     """Of these, those whose process ended without a word."""
 
+    @property
+    def exit_code(self) -> int:
+        """1 if a process ended without a word, or if nothing came of all that was tried; 0 otherwise."""
+        failed = bool(self.finished) and all(row.status == "failed" for row in self.finished)
+        return 1 if self.crashed or failed else 0
+
 
 def run_grid(
     runs: Sequence[Run],

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import torch
 import tyro
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -15,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nomax import study
+from nomax.data import load as load_data
 from nomax.evaluate import figures, subset
 from nomax.evaluate.sources import probe_sets
 from nomax.study import setup as setups
@@ -48,8 +50,8 @@ class Options:
     Several processes may work on one store. A run that diverges or fails is a result, and counted as such.
 
     On several machines: give each --shard i/n and a store of its own, then `nomax study merge`; or --launcher submitit
-    on a Slurm cluster. Exit codes: 0 all well, 1 a run's process ended without an outcome, 2 wrong options, 130 and 143
-    stopped by Ctrl-C and SIGTERM.
+    on a Slurm cluster. Exit codes: 0 all well, 1 a run's process ended without an outcome (as on a full disk), or all new
+    runs failed, 2 wrong options, 130 and 143 stopped by Ctrl-C and SIGTERM.
     """
 
     name: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="NAME")]]
@@ -124,6 +126,7 @@ def run(options: Options) -> int:
     try:
         module = study.load(options.name)
         setup = chosen_setup(options, study.kind(module))
+        _check_device(options)
         grid = unique(module.grid(setup, setup.seeds))
         mine = shard(grid, options.shard)
         store = Store(options.store, create=False)
@@ -151,12 +154,12 @@ def run(options: Options) -> int:
             "then give the same command without --shard.",
             soft_wrap=True,
         )
-        return 1 if report.crashed else 0
+        return report.exit_code
     out = options.out or (store.place if options.smoke else Path()) / "results" / name
     verdicts = publish(name, module, setup, grid, store, out, command)
     console.print(verdict_table(module.TITLE, verdicts, missing, options.smoke) if verdicts else NO_CLAIM)
     console.print(f"Figures, verdicts and numbers: {out}. The page with all of it: nomax report", soft_wrap=True)
-    return 1 if report.crashed else 0
+    return report.exit_code
 
 
 def chosen_setup(options: Options, kind: Literal["images", "text"] = "images") -> Setup | TextSetup:
@@ -213,11 +216,27 @@ def _check_what_follows(runs: Sequence[Run]) -> None:
     """Raise now, rather than after an hour, if something is missing that comes after the training."""
     figures.require()
     images = [run for run in runs if isinstance(run, ImageRun)]
+    for name in dict.fromkeys(run.config.data for run in images):
+        for split in (setups.source(name), load_data(name, "test")):
+            split.image(0)
     probe_sets(list(dict.fromkeys(name for run in images for name in run.probes)))
     for name, data in {(run.subset, run.config.data) for run in images}:
         if name is not None:
             subset.named(name, setups.source(data).classes)
     text_setup.check([run for run in runs if isinstance(run, TextRun)])
+
+
+def _check_device(options: Options) -> None:
+    """Raise if runs cannot be done on the device; that of a cluster is not there to be tried."""
+    if options.device in (None, "auto"):
+        return
+    try:
+        device = torch.device(options.device)
+        if options.launcher == "processes" or "cluster=local" in options.submit:
+            torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        said = str(error).partition(". ")[0].partition("\n")[0]
+        raise ValueError(f"--device {options.device} cannot be used here: {said}. Give cpu, or leave it out.") from error
 
 
 def _launcher(options: Options, store: Store, command: str, runs: int) -> Launcher:
@@ -270,5 +289,7 @@ def _tell(report: Report, console: Console) -> None:
     if trouble:
         words = ", ".join(f"{row.label} ({row.status})" for row in trouble[:5]) + (", …" if len(trouble) > 5 else "")
         console.print(f"{len(trouble)} runs diverged or failed, which is a result, too: {words}.", soft_wrap=True)
+    if any(row.status == "failed" for row in trouble):
+        console.print("To try those that failed again: the same command with --retry.", soft_wrap=True)
     if report.left:
         console.print(f"{len(report.left)} runs are left. The same command goes on.", soft_wrap=True)
