@@ -4,6 +4,8 @@ import csv
 import io
 import itertools
 import json
+import shutil
+import sqlite3
 import threading
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +21,7 @@ from nomax.study import load
 from nomax.study.commands import export, merge
 from nomax.study.commands import list as list_command
 from nomax.study.commands import run as run_command
-from nomax.study.publish import publish
+from nomax.study.publish import note, publish
 from nomax.study.row import Row
 from nomax.study.setup import SETUPS
 from nomax.study.store import Store
@@ -153,9 +155,69 @@ def test_shards_in_stores_of_their_own_are_merged_into_the_whole(small, tmp_path
 
 
 def test_a_budget_too_small_for_anything_publishes_what_is_there(small, tmp_path, capsys):
-    assert study(*small, "--store", str(tmp_path / "store"), "--out", str(tmp_path / "out"), "--budget", "1s") == 0
-    assert "6 runs are left" in capsys.readouterr().out
-    assert read(tmp_path / "out" / "study.json")["runs"] == {"done": 0, "diverged": 0, "failed": 0, "missing": 6}
+    out = tmp_path / "out"
+    assert study(*small, "--store", str(tmp_path / "store"), "--out", str(out), "--budget", "1s") == 0
+    told = capsys.readouterr().out
+    assert "6 runs are left" in told
+    assert f"nomax report {out}" in told
+    about = read(out / "study.json")
+    assert about["runs"] == {"done": 0, "diverged": 0, "failed": 0, "missing": 6}
+    assert about["note"] == "preliminary: 6 runs are missing"
+    assert "**preliminary: 6 runs are missing**" in (out / "verdicts.md").read_text()
+
+
+def test_fewer_runs_do_not_replace_the_results_of_more(done, small, tmp_path, capsys):
+    out = tmp_path / "out"
+    shutil.copytree(done / "out", out)
+    before = (out / "study.json").read_bytes()
+    assert json.loads(before)["note"] == ""
+    words = ["--out", str(out), "--store", str(tmp_path / "store"), "--budget", "1s"]
+    assert study(*small, *words) == 1  # the same set-up: known only afterwards
+    assert "6 runs" in capsys.readouterr().err
+    assert study(*small, "--steps", "5", "--seeds", "1", *words) == 2  # another one, which has but three
+    said = capsys.readouterr().err
+    assert "--out" in said
+    assert "6 runs" in said
+    assert (out / "study.json").read_bytes() == before
+    smoke = json.loads(before)
+    smoke["setup"]["name"] = "smoke"
+    (out / "study.json").write_text(json.dumps(smoke))
+    assert study(*small, "--steps", "5", "--seeds", "1", *words) == 0  # those of a smoke run give way
+    assert read(out / "study.json")["runs"]["missing"] == 3
+
+
+def test_a_smoke_run_is_called_one_wherever_its_verdicts_are():
+    assert note(SETUPS["smoke"], 0) == "smoke: these verdicts mean nothing"
+    assert note(SETUPS["smoke"], 1) == "smoke: these verdicts mean nothing; preliminary: 1 run is missing"
+    assert note(SETUPS["hour"], 0) == ""
+
+
+@pytest.mark.parametrize("option", ["--store", "--out"])
+def test_a_place_that_cannot_be_written_to_is_told_before_the_first_run(option, small, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    places = {"--store": tmp_path / "store", "--out": tmp_path / "out", option: tmp_path / "file"}
+    assert study(*small, *(str(word) for pair in places.items() for word in pair)) == 2
+    assert f"{option} {tmp_path / 'file'}" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_full_disk_is_told_without_a_traceback(small, tmp_path, capsys, monkeypatch):
+    def full(*arguments, **options):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(run_command, "run_grid", full)
+    assert study(*small, "--store", str(tmp_path / "store"), "--out", str(tmp_path / "out")) == 1
+    assert "results.sqlite: database or disk is full" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("TITLE = (", "mine.py, line 1"), ("TITLE, CLAIMS, figures = '', (), list", "mine.py has no grid, verdicts")],
+)
+def test_a_file_that_is_no_study_is_told_apart(text, message, tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(text)
+    assert study(str(tmp_path / "mine.py"), "--dry-run") == 2
+    assert message in capsys.readouterr().err
 
 
 def test_a_study_whose_runs_all_fail_says_how_to_try_again_and_is_no_success(small, tmp_path, capsys, monkeypatch):

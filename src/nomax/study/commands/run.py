@@ -2,7 +2,9 @@
 
 import os
 import shlex
+import sqlite3
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -17,6 +19,7 @@ from rich.text import Text
 
 from nomax import study
 from nomax.data import load as load_data
+from nomax.data.images import DataError
 from nomax.evaluate import figures, subset
 from nomax.evaluate.sources import probe_sets
 from nomax.study import setup as setups
@@ -24,7 +27,7 @@ from nomax.study import text_setup
 from nomax.study.estimate import Estimate, parse_seconds, spelled
 from nomax.study.image_run import ImageRun
 from nomax.study.launch import Launcher, Processes, Submitit, settings
-from nomax.study.publish import NO_CLAIM, publish
+from nomax.study.publish import NO_CLAIM, check_place, note, publish
 from nomax.study.run import Run
 from nomax.study.runner import Report, run_grid, shard, share_left, unfinished, unique
 from nomax.study.setup import Setup
@@ -36,7 +39,9 @@ from nomax.train.stop import Stop
 if TYPE_CHECKING:
     from nomax.study.verdict import Verdict
 
-EXPECTED = (ValueError, TypeError, OSError, ImportError)
+EXPECTED = (ValueError, TypeError, OSError, ImportError, sqlite3.Error)
+# What may go wrong later. Other errors are faults in the code of a study, and their traceback says where.
+ACCIDENTS = (DataError, OSError, sqlite3.Error)
 KINDS = {"images": Setup, "text": TextSetup}
 COLOURS = {"reproduced": "green", "contradicted": "red", "undecided": "yellow"}
 
@@ -136,29 +141,42 @@ def run(options: Options) -> int:
         budget = None if options.budget is None else parse_seconds(options.budget)
         _check_what_follows(mine)
         command, name = command_line(options), study.short(options.name)
+        out = options.out or (store.place if options.smoke else Path()) / "results" / name
+        check_place(out, setup, len(grid))
+        for option, folder in (("--store", options.store), ("--out", out)):
+            _check_writable(option, folder)
         launcher = _launcher(options, store, command, len(mine))
     except EXPECTED as error:
         print(f"nomax study: {error}", file=sys.stderr)
         return 2
-    store = Store(options.store)
-    with Stop() as stop:
-        report = run_grid(mine, store, launcher, stop, console, study=name, retry=options.retry, budget=budget)
-        if stop.asked:
-            console.print(f"Stopped; {len(report.left)} runs are left. The same command goes on.", soft_wrap=True)
-            return stop.exit_code
-    _tell(report, console)
-    missing = sum(store.outcome(run.key) is None for run in grid)
-    if missing and options.shard:
-        console.print(
-            f"This part is done, {missing} runs of other parts are not here: join the stores with `nomax study merge`, "
-            "then give the same command without --shard.",
-            soft_wrap=True,
-        )
-        return report.exit_code
-    out = options.out or (store.place if options.smoke else Path()) / "results" / name
-    verdicts = publish(name, module, setup, grid, store, out, command)
-    console.print(verdict_table(module.TITLE, verdicts, missing, options.smoke) if verdicts else NO_CLAIM)
-    console.print(f"Figures, verdicts and numbers: {out}. The page with all of it: nomax report", soft_wrap=True)
+    try:
+        store = Store(options.store)
+        with Stop() as stop:
+            report = run_grid(mine, store, launcher, stop, console, study=name, retry=options.retry, budget=budget)
+            if stop.asked:
+                console.print(f"Stopped; {len(report.left)} runs are left. The same command goes on.", soft_wrap=True)
+                return stop.exit_code
+        _tell(report, console)
+        rows = store.rows([run.key for run in grid])
+        missing = len(grid) - len(rows)
+        if missing and options.shard:
+            console.print(
+                f"This part is done, {missing} runs of other parts are not here: join the stores with "
+                "`nomax study merge`, then give the same command without --shard.",
+                soft_wrap=True,
+            )
+            return report.exit_code
+        check_place(out, setup, sum(row.status != "failed" for row in rows))
+        verdicts = publish(name, module, setup, grid, store, out, command)
+    except ACCIDENTS as error:
+        where = f"{store.database}: " if isinstance(error, sqlite3.Error) else ""
+        print(f"nomax study: {where}{error}", file=sys.stderr)
+        return 1
+    said = note(setup, missing)
+    console.print(verdict_table(module.TITLE, verdicts, said) if verdicts else NO_CLAIM)
+    usual = out.parent.resolve() == Path("results").resolve()
+    page = "nomax report" if usual else f"nomax report {shlex.quote(str(out))}"
+    console.print(f"Figures, verdicts and numbers: {out}. The page with all of it: {page}", soft_wrap=True)
     return report.exit_code
 
 
@@ -199,11 +217,9 @@ def command_line(options: Options) -> str:
     return shlex.join(words)
 
 
-def verdict_table(title: str, verdicts: "Sequence[Verdict]", missing: int, smoke: bool) -> Table:
+def verdict_table(title: str, verdicts: "Sequence[Verdict]", note: str) -> Table:
     """What came out, for the terminal."""
-    caption = f"{missing} runs are missing: preliminary." if missing else None
-    caption = "A smoke run: these verdicts mean nothing." if smoke else caption
-    table = Table(box=SIMPLE_HEAD, title=title, caption=caption, title_style="bold", caption_justify="left")
+    table = Table(box=SIMPLE_HEAD, title=title, caption=note or None, title_style="bold", caption_justify="left")
     for column in ("claim", "verdict", "measured"):
         table.add_column(column, overflow="fold")
     for verdict in verdicts:
@@ -226,6 +242,16 @@ def _check_what_follows(runs: Sequence[Run]) -> None:
     text_setup.check([run for run in runs if isinstance(run, TextRun)])
 
 
+def _check_writable(option: str, folder: Path) -> None:
+    """Raise unless a folder, or one that is to be made, can be written to."""
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise ValueError(f"{option} {folder}: {there} is not a folder to write to ({error.strerror}).") from error
+
+
 def _check_device(options: Options) -> None:
     """Raise if runs cannot be done on the device; that of a cluster is not there to be tried."""
     if options.device in (None, "auto"):
@@ -236,7 +262,9 @@ def _check_device(options: Options) -> None:
             torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         said = str(error).partition(". ")[0].partition("\n")[0]
-        raise ValueError(f"--device {options.device} cannot be used here: {said}. Give cpu, or leave it out.") from error
+        raise ValueError(
+            f"--device {options.device} cannot be used here: {said}. Give cpu, or leave it out."
+        ) from error
 
 
 def _launcher(options: Options, store: Store, command: str, runs: int) -> Launcher:
