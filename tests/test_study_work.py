@@ -134,7 +134,9 @@ def test_an_interrupted_run_goes_on_and_its_time_counts_from_the_beginning(setup
     row = store.outcome(run.key)
     assert 1000 < row.seconds < 1100
     assert 500 < row.core_seconds < 600
-    assert not (folder / "spent.json").exists()
+    (folder / "outcome.json").write_text("damaged")
+    assert do(run, store) == 0  # it is measured again, and its training has still taken its time
+    assert store.outcome(run.key).core_seconds > 500
     whole = Store(tmp_path / "whole")
     assert do(run, whole) == 0
     assert losses(folder) == losses(whole.folder(run.key))

@@ -123,9 +123,8 @@ def of_the_machine(error: Exception) -> bool:
 
 
 def tidy(folder: Path) -> None:
-    """Keep of a run that is over what is small: its words, its numbers and its model."""
+    """Keep of a run that is over what is small: its words, its numbers, its times and its model."""
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    (folder / SPENT).unlink(missing_ok=True)
 
 
 def _results(run: Run, folder: Path, command: str, stop: Stop, console: Console) -> dict[str, Any] | None:

@@ -55,8 +55,8 @@ class Options:
     Several processes may work on one store. A run that diverges or fails is a result, and counted as such.
 
     On several machines: give each --shard i/n and a store of its own, then `nomax study merge`; or --launcher submitit
-    on a Slurm cluster. Exit codes: 0 all well, 1 a run's process ended without an outcome (as on a full disk), or all new
-    runs failed, 2 wrong options, 130 and 143 stopped by Ctrl-C and SIGTERM.
+    on a Slurm cluster. Exit codes: 0 all well, 1 a run ended without an outcome (as on a full disk), or all new runs
+    failed, 2 wrong options, 130 and 143 stopped by Ctrl-C and SIGTERM.
     """
 
     name: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="NAME")]]
@@ -232,8 +232,8 @@ def _check_what_follows(runs: Sequence[Run]) -> None:
     """Raise now, rather than after an hour, if something is missing that comes after the training."""
     figures.require()
     images = [run for run in runs if isinstance(run, ImageRun)]
-    for name in dict.fromkeys(run.config.data for run in images):
-        for split in (setups.source(name), load_data(name, "test")):
+    for data in dict.fromkeys(run.config.data for run in images):
+        for split in (setups.source(data), load_data(data, "test")):
             split.image(0)
     probe_sets(list(dict.fromkeys(name for run in images for name in run.probes)))
     for name, data in {(run.subset, run.config.data) for run in images}:
