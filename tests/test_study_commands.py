@@ -26,6 +26,7 @@ from nomax.study.row import Row
 from nomax.study.setup import SETUPS
 from nomax.study.store import Store
 from nomax.study.studies import STUDIES
+from nomax.study.verdict import Verdict
 
 TOY = str(Path(toy_study.__file__))
 
@@ -186,6 +187,18 @@ def test_fewer_runs_do_not_replace_the_results_of_more(done, small, tmp_path, ca
     assert read(out / "study.json")["runs"]["missing"] == 3
 
 
+def test_a_study_of_ones_own_judges_claims_of_its_own(tmp_path):
+    text = Path(TOY).read_text().replace('"W-h"', '"better"')
+    (tmp_path / "my own.py").write_text(text.replace('{"runs": len(rows)})', '{}, text="Mine is better.")'))
+    module = load(str(tmp_path / "my own.py"))
+    publish("my own", module, SETUPS["default"], [], Store(tmp_path / "store"), tmp_path / "out", "nomax study")
+    (verdict,) = read(tmp_path / "out" / "verdicts.json")
+    assert list(verdict)[:3] == ["claim", "text", "verdict"]
+    assert (verdict["claim"], verdict["text"]) == ("better", "Mine is better.")
+    assert Verdict("better", "undecided", "", "", [], {}).text == "better"
+    assert Verdict("W-h", "undecided", "", "", [], {}).text.startswith("No h")
+
+
 def test_a_smoke_run_is_called_one_wherever_its_verdicts_are():
     assert note(SETUPS["smoke"], 0) == "smoke: these verdicts mean nothing"
     assert note(SETUPS["smoke"], 1) == "smoke: these verdicts mean nothing; preliminary: 1 run is missing"
@@ -256,11 +269,11 @@ def test_a_folder_without_a_test_split_is_refused_before_the_first_run(tmp_path,
     assert not (tmp_path / "store").exists()
 
 
-def test_a_results_folder_is_written_by_one_process_at_a_time(done, tmp_path):
-    out, store, module = tmp_path / "out", Store(done / "store"), load(TOY)
+def test_a_results_folder_is_written_by_one_process_at_a_time(tmp_path):
+    out, store, module = tmp_path / "out", Store(tmp_path / "store"), load(TOY)
     arguments = ("toy-study", module, SETUPS["default"], [], store, out, "nomax study toy")
     writer = threading.Thread(target=publish, args=arguments)
-    with Store(done / "store").publishing():
+    with Store(tmp_path / "store").publishing():
         writer.start()
         writer.join(0.3)
         assert writer.is_alive()
