@@ -212,7 +212,7 @@ def test_a_budget_is_a_time_as_people_write_it(text, seconds):
     assert parse_seconds(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "soon", "2 weeks", "-3h", "0s", "h"])
+@pytest.mark.parametrize("text", ["", "soon", "2 weeks", "-3h", "0s", "h", "1h30", "5 5"])
 def test_a_budget_that_is_no_time_is_refused(text):
     with pytest.raises(ValueError, match="--budget"):
         parse_seconds(text)
@@ -233,6 +233,7 @@ def test_a_setup_takes_other_values_and_what_follows_from_them(tiny):
     assert (setup.image_size, setup.models, setup.patches, setup.steps, setup.warmup) == (16, ("S", "B"), (8, 4), 10, 2)
     assert adapted(SETUPS["hour"], data=tiny).patches == (8, 4, 2)
     assert setup.seeds == SETUPS["hour"].seeds
+    assert adapted(SETUPS["hour"], steps=4).warmup == 1  # 0 would be the recipe's
     assert adapted(setup, recipe="i21k").steps == 0
     with pytest.raises(ValueError, match="--patches"):
         adapted(SETUPS["hour"], image_size=50)

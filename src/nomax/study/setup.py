@@ -156,7 +156,7 @@ def adapted(setup: Setup, **given: Any) -> Setup:
     """
     given = {name: value for name, value in given.items() if value is not None}
     models = given.get("models", ())
-    patches = tuple(dict.fromkeys(int(patch) for _, slash, patch in (m.partition("/") for m in models) if slash))
+    patches = tuple(dict.fromkeys(_patch(model) for model in models if "/" in model))
     if patches and "patches" in given:
         raise ValueError(f"--model {' '.join(models)} and --patches both name patches: give one of them.")
     if models:
@@ -173,7 +173,7 @@ def adapted(setup: Setup, **given: Any) -> Setup:
             raise ValueError(f"images of {size} pixels need --patches: sizes of patches that divide it, such as 8 4 2.")
         given["patches"] = PATCHES[size]
     if "steps" in given and 0 < given["steps"] <= given.get("warmup", setup.warmup) and "warmup" not in given:
-        given["warmup"] = given["steps"] // 5
+        given["warmup"] = max(1, given["steps"] // 5)
     return replace(setup, **given)
 
 
@@ -181,6 +181,14 @@ def adapted(setup: Setup, **given: Any) -> Setup:
 def source(name: str) -> Source:
     """The training images, loaded once for a whole grid."""
     return load_data(name, "train")
+
+
+def _patch(model: str) -> int:
+    """The patch of a model's name, "S/16"."""
+    _, _, patch = model.partition("/")
+    if not (patch.isdecimal() and int(patch) > 0):
+        raise ValueError(f"--model {model} must be a size, or a size and its patch, such as S or S/16.")
+    return int(patch)
 
 
 def _side(images: Source) -> int:

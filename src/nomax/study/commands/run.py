@@ -1,5 +1,6 @@
 """`nomax study NAME`: run a grid, draw its figures, and judge the claims."""
 
+import math
 import os
 import shlex
 import sqlite3
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 EXPECTED = (ValueError, TypeError, OSError, ImportError, sqlite3.Error)
 # What may go wrong later. Other errors are faults in the code of a study, and their traceback says where.
 ACCIDENTS = (DataError, OSError, sqlite3.Error)
+COUNTS = ("patches", "image_size", "slots", "lengths", "vocabulary", "steps", "batch_size")
 KINDS = {"images": Setup, "text": TextSetup}
 COLOURS = {"reproduced": "green", "contradicted": "red", "undecided": "yellow"}
 
@@ -67,7 +69,8 @@ class Options:
     """A name (`nomax data list`), a folder of images, shards, "torchvision:NAME" or "hf:NAME"; of text, a name or a
     folder with train, valid and test files."""
     model: tuple[str, ...] | None = None
-    """Sizes of models, such as pico nano; or with their patch, such as S/32 S/16 S/8."""
+    """Sizes of models, such as pico nano; or with their patch, such as S/32 S/16 S/8. Studies over both combine every
+    size with every patch."""
     patches: tuple[int, ...] | None = None
     """Sizes of patches, each of which gives a length of sequences."""
     image_size: int | None = None
@@ -135,11 +138,13 @@ def run(options: Options) -> int:
         grid = unique(module.grid(setup, setup.seeds))
         mine = shard(grid, options.shard)
         store = Store(options.store, create=False)
+        budget = None if options.budget is None else parse_seconds(options.budget)
+        _check_images([run for run in mine if isinstance(run, ImageRun)], options.probes or ())
         if options.dry_run:
             _list(mine, store, _jobs(options), options.retry, console)
             return 0
-        budget = None if options.budget is None else parse_seconds(options.budget)
-        _check_what_follows(mine)
+        figures.require()
+        text_setup.check([run for run in mine if isinstance(run, TextRun)])
         command, name = command_line(options), study.short(options.name)
         out = options.out or (store.place if options.smoke else Path()) / "results" / name
         check_place(out, setup, len(grid))
@@ -182,7 +187,9 @@ def run(options: Options) -> int:
 
 def chosen_setup(options: Options, kind: Literal["images", "text"] = "images") -> Setup | TextSetup:
     """The set-up by its name, with what the options change."""
-    setup = setups.named("smoke" if options.smoke else options.setup)
+    setup = setups.named(options.setup)
+    setup = setups.named("smoke") if options.smoke else setup
+    _check_values(options, kind)
     known = {kind: {field.name for field in fields(each)} for kind, each in KINDS.items()}
     known["images"].add("model")
     own, other = known[kind] - {"name", "seeds"}, known["text" if kind == "images" else "images"]
@@ -201,6 +208,22 @@ def chosen_setup(options: Options, kind: Literal["images", "text"] = "images") -
         return text_setup.adapted(text_setup.SETUPS[setup.name], **given, seeds=seeds)
     given["models"] = given.pop("model")
     return setups.adapted(setup, **given, seeds=seeds)
+
+
+def _check_values(options: Options, kind: Literal["images", "text"]) -> None:
+    """Raise for an option without a value, and for a number that is none of its kind."""
+    least: dict[str, float] = dict.fromkeys(COUNTS, 1) | {"lr": 0, "warmup": 1 if kind == "images" else 0}
+    for name, value in vars(options).items():
+        option = f"--{name.replace('_', '-')}"
+        if value == () and name not in ("submit", "probes"):
+            raise ValueError(f"{option} needs at least one value.")
+        numbers = [number for number in (value if isinstance(value, tuple) else (value,)) if number is not None]
+        for number in numbers if name in least else ():
+            if number < least[name] or (name == "lr" and not 0 < number < math.inf):
+                wanted = "a positive number" if name == "lr" else f"at least {least[name]:g}"
+                raise ValueError(f"{option} {number:g} must be {wanted}.")
+    if options.alphas is not None and not all(map(math.isfinite, options.alphas)):
+        raise ValueError(f"--alphas {' '.join(f'{alpha:g}' for alpha in options.alphas)} must be finite numbers.")
 
 
 def command_line(options: Options) -> str:
@@ -228,18 +251,18 @@ def verdict_table(title: str, verdicts: "Sequence[Verdict]", note: str) -> Table
     return table
 
 
-def _check_what_follows(runs: Sequence[Run]) -> None:
-    """Raise now, rather than after an hour, if something is missing that comes after the training."""
-    figures.require()
-    images = [run for run in runs if isinstance(run, ImageRun)]
-    for data in dict.fromkeys(run.config.data for run in images):
+def _check_images(runs: Sequence[ImageRun], probes: Sequence[str]) -> None:
+    """Raise now, rather than after an hour, if images are missing that come after the training."""
+    for data in dict.fromkeys(run.config.data for run in runs):
         for split in (setups.source(data), load_data(data, "test")):
             split.image(0)
-    probe_sets(list(dict.fromkeys(name for run in images for name in run.probes)))
-    for name, data in {(run.subset, run.config.data) for run in images}:
+    try:
+        probe_sets(list(dict.fromkeys([*probes, *(name for run in runs for name in run.probes)])))
+    except (ValueError, OSError) as error:
+        raise ValueError(f"--probes: {error}") from error
+    for name, data in {(run.subset, run.config.data) for run in runs}:
         if name is not None:
             subset.named(name, setups.source(data).classes)
-    text_setup.check([run for run in runs if isinstance(run, TextRun)])
 
 
 def _check_writable(option: str, folder: Path) -> None:
