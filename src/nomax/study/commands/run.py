@@ -177,8 +177,7 @@ def run(options: Options) -> int:
         where = f"{store.database}: " if isinstance(error, sqlite3.Error) else ""
         print(f"nomax study: {where}{error}", file=sys.stderr)
         return 1
-    said = note(setup, missing)
-    console.print(verdict_table(module.TITLE, verdicts, said) if verdicts else NO_CLAIM)
+    console.print(verdict_table(module.TITLE, verdicts, note(setup, missing)) if verdicts else NO_CLAIM)
     usual = out.parent.resolve() == Path("results").resolve()
     page = "nomax report" if usual else f"nomax report {shlex.quote(str(out))}"
     console.print(f"Figures, verdicts and numbers: {out}. The page with all of it: {page}", soft_wrap=True)
@@ -212,16 +211,17 @@ def chosen_setup(options: Options, kind: Literal["images", "text"] = "images") -
 
 def _check_values(options: Options, kind: Literal["images", "text"]) -> None:
     """Raise for an option without a value, and for a number that is none of its kind."""
-    least: dict[str, float] = dict.fromkeys(COUNTS, 1) | {"lr": 0, "warmup": 1 if kind == "images" else 0}
+    least = dict.fromkeys(COUNTS, 1) | {"warmup": 1 if kind == "images" else 0}
     for name, value in vars(options).items():
         option = f"--{name.replace('_', '-')}"
         if value == () and name not in ("submit", "probes"):
             raise ValueError(f"{option} needs at least one value.")
-        numbers = [number for number in (value if isinstance(value, tuple) else (value,)) if number is not None]
-        for number in numbers if name in least else ():
-            if number < least[name] or (name == "lr" and not 0 < number < math.inf):
-                wanted = "a positive number" if name == "lr" else f"at least {least[name]:g}"
-                raise ValueError(f"{option} {number:g} must be {wanted}.")
+        numbers = (value if isinstance(value, tuple) else (value,)) if name in least and value is not None else ()
+        for number in numbers:
+            if number < least[name]:
+                raise ValueError(f"{option} {number} must be at least {least[name]}.")
+    if options.lr is not None and not 0 < options.lr < math.inf:
+        raise ValueError(f"--lr {options.lr:g} must be a positive number.")
     if options.alphas is not None and not all(map(math.isfinite, options.alphas)):
         raise ValueError(f"--alphas {' '.join(f'{alpha:g}' for alpha in options.alphas)} must be finite numbers.")
 
