@@ -90,6 +90,15 @@ def test_the_page_holds_what_the_folders_hold(results: Path) -> None:
     assert "strongest at row 2, column 3" in text  # which maps.png says of itself
 
 
+def test_what_a_reader_must_know_of_a_study_stands_beside_its_verdicts(results: Path) -> None:
+    file = results / "alpha" / "study.json"
+    study_results.write(file, {**json.loads(file.read_text()), "note": "preliminary: 3 runs are <missing>"})
+    written = page.write([results / "alpha"], Path("report.html"))
+    verdicts = len(json.loads((results / "alpha" / "verdicts.json").read_text()))
+    assert written.path.read_text().count("preliminary: 3 runs are &lt;missing&gt;") == verdicts + 1
+    assert written.table.read_text().count("** (preliminary: 3 runs are &lt;missing>) |") == verdicts
+
+
 def test_the_same_results_give_the_same_page(results: Path) -> None:
     pages = [page.write([results], Path(name)).path.read_bytes() for name in ("one.html", "two.html")]
     assert pages[0] == pages[1]

@@ -2,21 +2,31 @@
 
 import csv
 import io
+import itertools
 import json
+import shutil
+import sqlite3
+import threading
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiny_images
 import toy_study
 import tyro
+from PIL import Image
 
 from nomax.study import load
 from nomax.study.commands import export, merge
 from nomax.study.commands import list as list_command
 from nomax.study.commands import run as run_command
+from nomax.study.publish import note, publish
+from nomax.study.row import Row
+from nomax.study.setup import SETUPS
 from nomax.study.store import Store
 from nomax.study.studies import STUDIES
+from nomax.study.verdict import Verdict
 
 TOY = str(Path(toy_study.__file__))
 
@@ -146,9 +156,130 @@ def test_shards_in_stores_of_their_own_are_merged_into_the_whole(small, tmp_path
 
 
 def test_a_budget_too_small_for_anything_publishes_what_is_there(small, tmp_path, capsys):
-    assert study(*small, "--store", str(tmp_path / "store"), "--out", str(tmp_path / "out"), "--budget", "1s") == 0
-    assert "6 runs are left" in capsys.readouterr().out
-    assert read(tmp_path / "out" / "study.json")["runs"] == {"done": 0, "diverged": 0, "failed": 0, "missing": 6}
+    out = tmp_path / "out"
+    assert study(*small, "--store", str(tmp_path / "store"), "--out", str(out), "--budget", "1s") == 0
+    told = capsys.readouterr().out
+    assert "6 runs are left" in told
+    assert f"nomax report {out}" in told
+    about = read(out / "study.json")
+    assert about["runs"] == {"done": 0, "diverged": 0, "failed": 0, "missing": 6}
+    assert about["note"] == "preliminary: 6 runs are missing"
+    assert "**preliminary: 6 runs are missing**" in (out / "verdicts.md").read_text()
+
+
+def test_fewer_runs_do_not_replace_the_results_of_more(done, small, tmp_path, capsys):
+    out = tmp_path / "out"
+    shutil.copytree(done / "out", out)
+    before = (out / "study.json").read_bytes()
+    assert json.loads(before)["note"] == ""
+    words = ["--out", str(out), "--store", str(tmp_path / "store"), "--budget", "1s"]
+    assert study(*small, *words) == 1  # the same set-up: known only afterwards
+    assert "6 runs" in capsys.readouterr().err
+    assert study(*small, "--steps", "5", "--seeds", "1", *words) == 2  # another one, which has but three
+    said = capsys.readouterr().err
+    assert "--out" in said
+    assert "6 runs" in said
+    assert (out / "study.json").read_bytes() == before
+    smoke = json.loads(before)
+    smoke["setup"]["name"] = "smoke"
+    (out / "study.json").write_text(json.dumps(smoke))
+    assert study(*small, "--steps", "5", "--seeds", "1", *words) == 0  # those of a smoke run give way
+    assert read(out / "study.json")["runs"]["missing"] == 3
+
+
+def test_a_study_of_ones_own_judges_claims_of_its_own(tmp_path):
+    text = Path(TOY).read_text().replace('"W-h"', '"better"')
+    (tmp_path / "my own.py").write_text(text.replace('{"runs": len(rows)})', '{}, text="Mine is better.")'))
+    module = load(str(tmp_path / "my own.py"))
+    publish("my own", module, SETUPS["default"], [], Store(tmp_path / "store"), tmp_path / "out", "nomax study")
+    (verdict,) = read(tmp_path / "out" / "verdicts.json")
+    assert list(verdict)[:3] == ["claim", "text", "verdict"]
+    assert (verdict["claim"], verdict["text"]) == ("better", "Mine is better.")
+    assert Verdict("better", "undecided", "", "", [], {}).text == "better"
+    assert Verdict("W-h", "undecided", "", "", [], {}).text.startswith("No h")
+
+
+def test_a_smoke_run_is_called_one_wherever_its_verdicts_are():
+    assert note(SETUPS["smoke"], 0) == "smoke: these verdicts mean nothing"
+    assert note(SETUPS["smoke"], 1) == "smoke: these verdicts mean nothing; preliminary: 1 run is missing"
+    assert note(SETUPS["hour"], 0) == ""
+
+
+@pytest.mark.parametrize("option", ["--store", "--out"])
+def test_a_place_that_cannot_be_written_to_is_told_before_the_first_run(option, small, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    places = {"--store": tmp_path / "store", "--out": tmp_path / "out", option: tmp_path / "file"}
+    assert study(*small, *(str(word) for pair in places.items() for word in pair)) == 2
+    assert f"{option} {tmp_path / 'file'}" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_full_disk_is_told_without_a_traceback(small, tmp_path, capsys, monkeypatch):
+    def full(*arguments, **options):
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(run_command, "run_grid", full)
+    assert study(*small, "--store", str(tmp_path / "store"), "--out", str(tmp_path / "out")) == 1
+    assert "results.sqlite: database or disk is full" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("TITLE = (", "mine.py, line 1"), ("TITLE, CLAIMS, figures = '', (), list", "mine.py has no grid, verdicts")],
+)
+def test_a_file_that_is_no_study_is_told_apart(text, message, tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(text)
+    assert study(str(tmp_path / "mine.py"), "--dry-run") == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_study_whose_runs_all_fail_says_how_to_try_again_and_is_no_success(small, tmp_path, capsys, monkeypatch):
+    class Failing(run_command.Processes):
+        def start(self, run):
+            Store(tmp_path / "store").finish(Row.of(run, "failed", error="no luck"))
+            return SimpleNamespace(code=lambda: 0, stop=lambda: None)
+
+    monkeypatch.setattr(run_command, "Processes", Failing)
+    where = ["--store", str(tmp_path / "store"), "--out", str(tmp_path / "out")]
+    assert study(*small, *where) == 1
+    assert "the same command with --retry" in capsys.readouterr().out
+    assert study(*small, *where) == 0  # nothing new was tried
+
+
+def write_photos(folder, splits):
+    for split, name, shade in itertools.product(splits, ("dark", "light"), (10, 20)):
+        path = folder / split / name / f"{shade}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 30), (shade * (1 + 4 * (name == "light")),) * 3).save(path)
+    return str(folder)
+
+
+def test_a_folder_of_images_of_any_size_can_be_studied(tmp_path, capsys):
+    photos = write_photos(tmp_path / "photos", ("train", "test"))
+    words = [TOY, "--smoke", "--data", photos, "--patches", "112", "--seeds", "1", "--store", str(tmp_path / "store")]
+    assert study(*words) == 0
+    assert [row.status for row in Store(tmp_path / "store").rows()] == ["done"] * 3
+
+
+def test_a_folder_without_a_test_split_is_refused_before_the_first_run(tmp_path, capsys):
+    photos = write_photos(tmp_path / "photos", ("train",))
+    words = [TOY, "--smoke", "--data", photos, "--patches", "112", "--store", str(tmp_path / "store")]
+    assert study(*words) == 2
+    assert "test" in capsys.readouterr().err
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_results_folder_is_written_by_one_process_at_a_time(tmp_path):
+    out, store, module = tmp_path / "out", Store(tmp_path / "store"), load(TOY)
+    arguments = ("toy-study", module, SETUPS["default"], [], store, out, "nomax study toy")
+    writer = threading.Thread(target=publish, args=arguments)
+    with Store(tmp_path / "store").publishing():
+        writer.start()
+        writer.join(0.3)
+        assert writer.is_alive()
+        assert not out.exists()
+    writer.join(30)
+    assert (out / "study.json").exists()
 
 
 def test_results_are_exported_to_csv_and_parquet_alike(done, tmp_path, capsys):
@@ -181,6 +312,21 @@ def test_results_are_exported_to_csv_and_parquet_alike(done, tmp_path, capsys):
         ([TOY, "--jobs", "0"], run_command, "--jobs"),
         ([TOY, "--data", "nowhere"], run_command, "neither a file"),
         ([TOY, "--model", "pico/5"], run_command, "multiple of the patch"),
+        ([TOY, "--budget", "-5", "--dry-run"], run_command, "--budget"),
+        ([TOY, "--smoke", "--setup", "nonsense"], run_command, "no set-up 'nonsense'"),
+        ([TOY, "--probes", "nonsense", "--dry-run"], run_command, "--probes: 'nonsense'"),
+        ([TOY, "--seeds"], run_command, "--seeds needs"),
+        ([TOY, "--model"], run_command, "--model needs"),
+        ([TOY, "--model", "S/abc"], run_command, "--model S/abc must"),
+        ([TOY, "--patches", "7", "0"], run_command, "--patches 0 must be at least 1"),
+        ([TOY, "--steps", "0"], run_command, "--steps 0 must be at least 1"),
+        ([TOY, "--warmup", "0"], run_command, "--warmup 0 must be at least 1"),
+        ([TOY, "--batch-size", "0"], run_command, "--batch-size 0 must be at least 1"),
+        ([TOY, "--lr", "0"], run_command, "--lr 0 must be a positive number"),
+        ([TOY, "--lr", "nan"], run_command, "--lr nan must be a positive number"),
+        ([TOY, "--alphas", "1", "inf"], run_command, "--alphas 1 inf"),
+        ([TOY, "--device", "nonsense", "--dry-run"], run_command, "--device nonsense"),
+        ([TOY, "--device", "meta"], run_command, "--device meta"),
         ([TOY, "--submit", "a=b"], run_command, "--launcher submitit"),
         (["nowhere"], merge, "is not a store"),
         (["--store", "nowhere"], export, "is not a store"),

@@ -194,6 +194,14 @@ def test_shards_are_a_partition_that_does_not_change_when_the_grid_grows(runs):
             runner.shard(runs, wrong)
 
 
+def test_shards_keep_runs_with_and_without_a_gate_together(tiny):
+    setup = Setup("tiny", tiny, models=("mu",), patches=(8,), image_size=16, steps=5, batch_size=8, warmup=1)
+    pairs = [[setup.run("relu/L", seed=seed, gate=gate) for gate in (None, "silu")] for seed in range(5)]
+    for number in (1, 2, 3, 4):
+        mine = keys(runner.shard([run for pair in pairs for run in pair], f"{number}/4"))
+        assert all((without.key in mine) == (gated.key in mine) for without, gated in pairs)
+
+
 def test_times_are_estimated_from_finished_runs_of_the_same_model_or_of_any(runs):
     run = runs[0]
     assert Estimate().seconds(run) == pytest.approx(START + run.train_flops / FLOP_PER_SECOND)
@@ -212,7 +220,7 @@ def test_a_budget_is_a_time_as_people_write_it(text, seconds):
     assert parse_seconds(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "soon", "2 weeks", "-3h", "0s", "h"])
+@pytest.mark.parametrize("text", ["", "soon", "2 weeks", "-3h", "0s", "h", "1h30", "5 5"])
 def test_a_budget_that_is_no_time_is_refused(text):
     with pytest.raises(ValueError, match="--budget"):
         parse_seconds(text)
@@ -233,6 +241,7 @@ def test_a_setup_takes_other_values_and_what_follows_from_them(tiny):
     assert (setup.image_size, setup.models, setup.patches, setup.steps, setup.warmup) == (16, ("S", "B"), (8, 4), 10, 2)
     assert adapted(SETUPS["hour"], data=tiny).patches == (8, 4, 2)
     assert setup.seeds == SETUPS["hour"].seeds
+    assert adapted(SETUPS["hour"], steps=4).warmup == 1  # 0 would be the recipe's
     assert adapted(setup, recipe="i21k").steps == 0
     with pytest.raises(ValueError, match="--patches"):
         adapted(SETUPS["hour"], image_size=50)

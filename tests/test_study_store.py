@@ -66,6 +66,8 @@ def test_a_run_may_be_part_of_several_studies(store):
     fill(store, row(KEYS[0]), row(KEYS[1]), study="alpha")
     store.belongs([KEYS[1], KEYS[5]], "gate")
     store.belongs([KEYS[1]], "gate")
+    store.belongs([KEYS[0]], "my own")
+    assert [found.key for found in store.rows(study="my own")] == [KEYS[0]]
     assert [found.key for found in store.rows(study="gate")] == [KEYS[1]]
     assert store.studies(KEYS[1]) == ["alpha", "gate"]
 
@@ -101,6 +103,15 @@ def test_the_database_follows_the_folders_whatever_happened_between(store):
     store.reopen(KEYS[1])
     store.finish(row(KEYS[0], accuracy=0.75))
     assert [(found.key, found.accuracy) for found in store.rows()] == [(KEYS[0], 0.75), (KEYS[2], 0.5)]
+
+
+def test_a_run_whose_outcome_was_damaged_is_in_no_table_and_told_once(store, capsys):
+    fill(store, row(KEYS[0]), row(KEYS[1]))
+    store.sync()
+    (store.folder(KEYS[0]) / "outcome.json").write_text("{")
+    for _ in range(3):
+        assert [found.key for found in store.rows()] == [KEYS[1]]
+    assert capsys.readouterr().err.count("cannot be read") == 1
 
 
 def test_many_writers_lose_nothing(store):

@@ -1,5 +1,6 @@
 """One run of a study, from the configuration to its outcome."""
 
+import errno
 import json
 import signal
 from dataclasses import dataclass, fields, replace
@@ -133,7 +134,9 @@ def test_an_interrupted_run_goes_on_and_its_time_counts_from_the_beginning(setup
     row = store.outcome(run.key)
     assert 1000 < row.seconds < 1100
     assert 500 < row.core_seconds < 600
-    assert not (folder / "spent.json").exists()
+    (folder / "outcome.json").write_text("damaged")
+    assert do(run, store) == 0  # it is measured again, and its training has still taken its time
+    assert store.outcome(run.key).core_seconds > 500
     whole = Store(tmp_path / "whole")
     assert do(run, whole) == 0
     assert losses(folder) == losses(whole.folder(run.key))
@@ -164,6 +167,23 @@ def test_a_run_that_fails_is_a_result_and_tried_again_only_when_told_so(setup, s
     assert do(run, store) == 0
     assert store.outcome(run.key) == row
     assert do(run, store, retry=True) == 0
+    assert store.outcome(run.key).status == "done"
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "no room"), MemoryError(), RuntimeError("I/O error (os error 28)")]
+)
+def test_what_the_machine_fails_is_no_outcome_and_done_when_the_machine_can(setup, store, monkeypatch, error):
+    def fail(*arguments, **options):
+        raise error
+
+    run = setup.run("relu/L")
+    monkeypatch.setattr("nomax.study.work.load_and_train", fail)
+    with pytest.raises(type(error)):
+        do(run, store)
+    assert store.outcome(run.key) is None
+    monkeypatch.undo()
+    assert do(run, store) == 0
     assert store.outcome(run.key).status == "done"
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from toy_task import CONFIG, Points, run
 
-from nomax.train import checkpoints, loop_config
+from nomax.train import checkpoints, files, loop_config
 from nomax.train import run as run_folder
 
 
@@ -126,6 +126,15 @@ def test_an_error_at_the_last_moment_loses_nothing_either(tmp_path, monkeypatch,
     monkeypatch.undo()
     assert names(tmp_path) == before
     assert checkpoints.newest(tmp_path)["step"] == 5
+
+
+def test_two_may_write_one_file_at_the_same_time_and_the_last_one_wins(tmp_path):
+    path = tmp_path / "page.html"
+    with files.aside(path) as first:
+        first.write(b"first")
+        files.write(path, "second")
+    assert path.read_bytes() == b"first"
+    assert names(tmp_path) == ["page.html"]
 
 
 def test_a_run_whose_newest_checkpoint_is_damaged_still_ends_the_same(tmp_path, capsys):

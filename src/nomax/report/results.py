@@ -39,6 +39,8 @@ class Story:
 
     name: str
     title: str = ""
+    note: str = ""
+    """What a reader must know first: that runs are missing, or that it is a smoke run."""
     text: str = ""
     command: str = ""
     claims: list[str] = field(default_factory=list)

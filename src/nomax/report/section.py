@@ -32,6 +32,7 @@ class Judged:
     study: str
     anchor: str
     numbers: list[tuple[str, str]]
+    note: str
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,10 @@ def section(results: Results, anchor: str) -> Section:
         results=results,
         anchor=anchor,
         text=words.blocks(story.text),
-        verdicts=[Judged(verdict, story.name, anchor, words.facts(verdict.numbers)) for verdict in results.verdicts],
+        verdicts=[
+            Judged(verdict, story.name, anchor, words.facts(verdict.numbers), story.note)
+            for verdict in results.verdicts
+        ],
         figures=figures,
         curves=_curves(results.curves),
         curves_table=_curves_table(results.curves),

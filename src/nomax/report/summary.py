@@ -19,7 +19,8 @@ def markdown(found: Sequence[Results]) -> str:
     for one in found:
         for verdict in one.verdicts:
             measured = SENTENCE.split(verdict.sentence, maxsplit=1)[0]
-            cells = (verdict.text, f"**{verdict.verdict}**", measured, f"`{one.story.command}`")
+            outcome = f"**{verdict.verdict}**{f' ({one.story.note})' if one.story.note else ''}"
+            cells = (verdict.text, outcome, measured, f"`{one.story.command}`")
             lines.append(f"| {' | '.join(map(_cell, cells))} |")
     return "\n".join(lines) + "\n"
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Literal, cast
 if TYPE_CHECKING:
     from nomax.study.studies import Study
 
+NAMES = ("TITLE", "CLAIMS", "grid", "figures", "verdicts")  # what a study has
+
 
 def load(name: str) -> "Study":
     """A study by its name, or by the path of a Python file."""
@@ -25,7 +27,13 @@ def load(name: str) -> "Study":
         raise FileNotFoundError(f"{path}: no such file. A study is a Python file with grid, figures and verdicts.")
     module = module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look for their module there
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise ValueError(f"{error.filename}, line {error.lineno}, is not Python: {error.msg}.") from error
+    missing = [name for name in NAMES if not hasattr(module, name)]
+    if missing:
+        raise ValueError(f"{path} has no {', '.join(missing)}. A study has {', '.join(NAMES)}.")
     return cast("Study", module)
 
 

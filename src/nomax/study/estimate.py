@@ -12,6 +12,8 @@ from nomax.study.run import Run
 FLOP_PER_SECOND = 25e9
 START = 2.0  # seconds to start a process and to load the data
 
+NUMBER = r"\d+(?:\.\d+)?"
+PIECE = rf"\s*({NUMBER})\s*(min|[smhd])"  # of a time, such as 30m
 UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
@@ -45,10 +47,11 @@ class Estimate:
 
 def parse_seconds(text: str) -> float:
     """ "2h", "90m", "1h30m", "45s" or a plain number of seconds."""
-    pieces = re.findall(r"(\d+(?:\.\d+)?)\s*(min|[smhd])?", text.strip().lower())
-    rest = re.sub(r"(\d+(?:\.\d+)?)\s*(min|[smhd])?", "", text.strip().lower()).strip()
-    total = sum(float(number) * UNITS[unit or "s"] for number, unit in pieces)
-    if rest or not pieces or total <= 0:
+    plain = text.strip().lower()
+    if re.fullmatch(NUMBER, plain):
+        plain += "s"
+    total = sum(float(number) * UNITS[unit] for number, unit in re.findall(PIECE, plain))
+    if total <= 0 or not re.fullmatch(f"({PIECE})+", plain):
         raise ValueError(f"--budget {text!r} must be a time such as 2h, 90m, 1h30m or 45s.")
     return total
 

@@ -39,35 +39,67 @@ def publish(
 
     It says how many of the study's runs are missing; figures and verdicts are made of those that are there.
     """
+    with store.publishing():
+        return _publish(name, study, setup, runs, store, out, command)
+
+
+def _publish(
+    name: str, study: "Study", setup: Setup | TextSetup, runs: Sequence[Run], store: Store, out: Path, command: str
+) -> "list[Verdict]":
     rows = store.rows([run.key for run in runs])
     figures, verdicts = list(study.figures(rows, setup)), list(study.verdicts(rows, setup))
     out.mkdir(parents=True, exist_ok=True)
     _remove_old_pictures(out, {figure.name for figure in figures})
     for figure in figures:
         for kind in PICTURES:
-            with files.aside(out / f"{figure.name}{kind}") as file:
-                file.write(figure.render(kind))
+            files.write(out / f"{figure.name}{kind}", figure.render(kind))
     write_json(out / "runs.json", [dataclasses.asdict(row) for row in rows])
     files.write(out / "runs.csv", to_csv(rows))
     write_json(out / "curves.json", [curve(row, store) for row in telling(rows)])
     _write_attention(rows, store, out)
+    counts, missing = Counter(row.status for row in rows), len(runs) - len(rows)
+    said = note(setup, missing)
     write_json(out / "verdicts.json", [dataclasses.asdict(verdict) for verdict in verdicts])
-    files.write(out / "verdicts.md", markdown(study.TITLE, verdicts, command))
-    counts = Counter(row.status for row in rows)
+    files.write(out / "verdicts.md", markdown(study.TITLE, verdicts, command, said))
     about = {
         "name": name,
         "title": study.TITLE,
+        "note": said,
         "text": getdoc(study) or "",
         "command": command,
         "claims": list(study.CLAIMS),
         "figures": [_described(figure) for figure in figures],
         "setup": dataclasses.asdict(setup),
         **_story(rows, store, command),
-        "runs": {status: counts[status] for status in ("done", "diverged", "failed")}
-        | {"missing": len(runs) - len(rows)},
+        "runs": {status: counts[status] for status in ("done", "diverged", "failed")} | {"missing": missing},
     }
     write_json(out / "study.json", about)  # last: whoever finds it finds the others
     return verdicts
+
+
+def note(setup: Setup | TextSetup, missing: int) -> str:
+    """What a reader of the results must know before anything else; empty if they are what they should be."""
+    said = ["smoke: these verdicts mean nothing"] * (setup.name == "smoke")
+    said += [f"preliminary: {missing} run{'s are' if missing > 1 else ' is'} missing"] * (missing > 0)
+    return "; ".join(said)
+
+
+def check_place(out: Path, setup: Setup | TextSetup, runs: int) -> None:
+    """Raise a FileExistsError if a folder holds results of more than so many runs, which these would replace.
+
+    Those of another smoke run are worth nothing, and give way.
+    """
+    try:
+        about = json.loads((out / "study.json").read_text(encoding="utf-8"))
+        before, other = about["runs"]["done"] + about["runs"]["diverged"], about["setup"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    mine = json.loads(json.dumps(dataclasses.asdict(setup) | {"device": other.get("device")}))
+    if runs < before and (other == mine or other.get("name") != "smoke"):
+        raise FileExistsError(
+            f"{out} holds the results of {before} runs, of `{about.get('command')}`; those of {runs} do not replace "
+            "them. Give another --out, or move that folder away."
+        )
 
 
 def _write_attention(rows: Sequence[Row], store: Store, out: Path) -> None:
@@ -78,8 +110,7 @@ def _write_attention(rows: Sequence[Row], store: Store, out: Path) -> None:
         (out / name).unlink(missing_ok=True)
     if chosen:
         write_json(out / "rows_statistics.json", attention.statistics(chosen, store))
-        with files.aside(out / "maps.png") as file:
-            file.write(attention.maps(chosen, store))
+        files.write(out / "maps.png", attention.maps(chosen, store))
 
 
 def to_csv(rows: Sequence[Row]) -> str:
@@ -126,9 +157,9 @@ def curve(row: Row, store: Store) -> dict[str, Any]:
     }
 
 
-def markdown(title: str, verdicts: "Sequence[Verdict]", command: str) -> str:
-    """The verdicts as a table, if there are any."""
-    lines = [f"<!-- Written by `{command}` -->", "", f"# {title}", ""]
+def markdown(title: str, verdicts: "Sequence[Verdict]", command: str, note: str = "") -> str:
+    """The verdicts as a table, if there are any, below what must be known about them."""
+    lines = [f"<!-- Written by `{command}` -->", "", f"# {title}", "", *([f"**{note}**", ""] if note else [])]
     lines += ["| claim | verdict | measured | scale |", "| --- | --- | --- | --- |"] if verdicts else [NO_CLAIM]
     for verdict in verdicts:
         cells = (f"{verdict.claim}: {verdict.text}", f"**{verdict.verdict}**", verdict.sentence, verdict.scale)

@@ -31,6 +31,12 @@ class Report:
     crashed: list[Run] = field(default_factory=list)
     """Of these, those whose process ended without a word."""
 
+    @property
+    def exit_code(self) -> int:
+        """1 if a process ended without a word, or if nothing came of all that was tried; 0 otherwise."""
+        failed = bool(self.finished) and all(row.status == "failed" for row in self.finished)
+        return 1 if self.crashed or failed else 0
+
 
 def run_grid(
     runs: Sequence[Run],
@@ -95,7 +101,7 @@ def shard(runs: Sequence[Run], text: str | None) -> list[Run]:
     number, _, parts = text.partition("/")
     if not (number.isdigit() and parts.isdigit() and 1 <= int(number) <= int(parts)):
         raise ValueError(f"--shard {text!r} must be i/n with i from 1 to n, such as 1/4.")
-    return [run for run in runs if int(run.key, 16) % int(parts) == int(number) - 1]
+    return [run for run in runs if run.part % int(parts) == int(number) - 1]
 
 
 def share_left(run: Run, store: Store) -> float:

@@ -45,7 +45,8 @@ class Setup:
     warmup: int = 60
     precision: Literal["fp32", "bf16"] = "fp32"
     augment: bool = False
-    """Move and flip small images. Runs that see each image about once learn less from it, so they do without."""
+    """Move and flip small images. Runs that see each image about once learn less from it, so they do without; images
+    that have another size than image_size are resized."""
     probes: tuple[str, ...] = ()
     """Data sets of ten-shot probes, for studies that have them."""
     probe_images: int = 0
@@ -99,7 +100,8 @@ class Setup:
         often = min(1000, max(1, config.steps // 5))
         config = replace(config, test_images=self.test_images, checkpoint_every=often)
         if self.recipe == "small" and not self.augment:
-            config = replace(config, augment=replace(config.augment, crop="none", flip=False))
+            crop: Literal["none", "resize"] = "none" if _side(source(self.data)) == self.image_size else "resize"
+            config = replace(config, augment=replace(config.augment, crop=crop, flip=False))
         if not measure:
             return ImageRun(config)
         return ImageRun(config, self.probes, self.subset, self.probe_images if self.probes else 0)
@@ -154,7 +156,7 @@ def adapted(setup: Setup, **given: Any) -> Setup:
     """
     given = {name: value for name, value in given.items() if value is not None}
     models = given.get("models", ())
-    patches = tuple(dict.fromkeys(int(patch) for _, slash, patch in (m.partition("/") for m in models) if slash))
+    patches = tuple(dict.fromkeys(_patch(model) for model in models if "/" in model))
     if patches and "patches" in given:
         raise ValueError(f"--model {' '.join(models)} and --patches both name patches: give one of them.")
     if models:
@@ -164,14 +166,14 @@ def adapted(setup: Setup, **given: Any) -> Setup:
     if given.get("recipe", "small") != "small":
         given = {"steps": 0, "batch_size": 0, "lr": 0.0, "warmup": 0, **given}
     if "data" in given and "image_size" not in given:
-        given["image_size"] = _image_size(source(given["data"]))
+        given["image_size"] = _side(source(given["data"])) or 224
     if given.get("image_size", setup.image_size) != setup.image_size and "patches" not in given:
         size = given["image_size"]
         if size not in PATCHES:
             raise ValueError(f"images of {size} pixels need --patches: sizes of patches that divide it, such as 8 4 2.")
         given["patches"] = PATCHES[size]
     if "steps" in given and 0 < given["steps"] <= given.get("warmup", setup.warmup) and "warmup" not in given:
-        given["warmup"] = given["steps"] // 5
+        given["warmup"] = max(1, given["steps"] // 5)
     return replace(setup, **given)
 
 
@@ -181,7 +183,16 @@ def source(name: str) -> Source:
     return load_data(name, "train")
 
 
-def _image_size(images: Source) -> int:
+def _patch(model: str) -> int:
+    """The patch of a model's name, "S/16"."""
+    _, _, patch = model.partition("/")
+    if not (patch.isdecimal() and int(patch) > 0):
+        raise ValueError(f"--model {model} must be a size, or a size and its patch, such as S or S/16.")
+    return int(patch)
+
+
+def _side(images: Source) -> int:
+    """Pixels on a side of images that are square and all of one size; 0 for others."""
     if isinstance(images, ArraySource) and images.images.shape[1] == images.images.shape[2]:
         return int(images.images.shape[1])
-    return 224
+    return 0

@@ -39,6 +39,7 @@ class Store:
         self.database = self.place / "results.sqlite"
         if create:
             (self.place / "runs").mkdir(parents=True, exist_ok=True)
+        self._unreadable: set[str] = set()  # what has been told
         self._mending = FileLock(self.place / "results.lock")
 
     def folder(self, key: str) -> Path:
@@ -61,7 +62,9 @@ class Store:
         except FileNotFoundError:
             return None
         except ValueError as error:
-            print(f"nomax study: {path} cannot be read ({error}); this run counts as not done.", file=sys.stderr)
+            if key not in self._unreadable:
+                print(f"nomax study: {path} cannot be read ({error}); this run counts as not done.", file=sys.stderr)
+            self._unreadable.add(key)
             return None
 
     @contextmanager
@@ -79,6 +82,10 @@ class Store:
         """Whether somebody works on a run just now."""
         with self.claim(key) as free:
             return not free
+
+    def publishing(self) -> FileLock:
+        """To be held by whoever writes a results folder: one at a time."""
+        return FileLock(self.place / "publish.lock")
 
     def finish(self, row: Row) -> None:
         """Write the outcome of a run, complete or not at all. Whoever calls this holds the run."""
@@ -103,7 +110,7 @@ class Store:
     def studies(self, key: str) -> list[str]:
         """The studies that a run is part of."""
         try:
-            return sorted(set((self.folder(key) / STUDIES).read_text(encoding="utf-8").split()))
+            return sorted(set((self.folder(key) / STUDIES).read_text(encoding="utf-8").splitlines()))
         except FileNotFoundError:
             return []
 
@@ -146,17 +153,21 @@ class Store:
         with self._open() as database:
             stored = database.execute("SELECT key, changed, studies FROM runs").fetchall()
             known = {key: (changed, studies) for key, changed, studies in stored}
-            there = self.finished()
-            for key in there:
+            there = set()
+            for key in self.finished():
                 try:
                     changed = (self.folder(key) / OUTCOME).stat().st_mtime_ns
                 except FileNotFoundError:  # taken back at this moment
                     continue
                 studies = json.dumps(self.studies(key))
-                if known.get(key) != (changed, studies) and (row := self.outcome(key)):
+                if known.get(key) != (changed, studies):
+                    row = self.outcome(key)
+                    if row is None:
+                        continue
                     values = (key, row.status, studies, row.to_json(), changed)
                     database.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?)", values)
-            gone = [(key,) for key in known.keys() - set(there)]
+                there.add(key)
+            gone = [(key,) for key in known.keys() - there]
             database.executemany("DELETE FROM runs WHERE key = ?", gone)
             return database.execute("SELECT key, studies, json FROM runs ORDER BY key").fetchall()
 

@@ -19,7 +19,8 @@ class Verdict:
     """What the runs say about a claim. `dataclasses.asdict` of it is an entry of verdicts.json."""
 
     claim: str
-    text: str = field(init=False)
+    text: str = field(default="", kw_only=True)
+    """The claim as a sentence; of the papers' claims it is known."""
     verdict: Outcome
     sentence: str
     scale: str
@@ -27,7 +28,8 @@ class Verdict:
     numbers: dict[str, Any]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "text", CLAIMS[self.claim].sentence)
+        known = CLAIMS[self.claim].sentence if self.claim in CLAIMS else self.claim
+        object.__setattr__(self, "text", self.text or known)
 
 
 def above(interval: Interval, bound: float) -> Outcome:

@@ -1,5 +1,6 @@
 """One run from beginning to end: train, measure, and write the outcome."""
 
+import errno
 import json
 import math
 import multiprocessing
@@ -86,7 +87,8 @@ def settle(run: Run, store: Store, command: str, stop: Stop, console: Console, r
 def work(run: Run, folder: Path, command: str, stop: Stop, console: Console) -> Row | None:
     """Train and measure, and say what came out; None if asked to stop before the end, or if others train there.
 
-    That a run diverges or fails is a result like others.
+    That a run diverges or fails is a result like others. That the machine fails it (a full or broken disk, too little
+    memory) is not: the error is raised, and the run is left.
     """
     _load_kernels()
     with Meter(folder) as meter:
@@ -100,6 +102,8 @@ def work(run: Run, folder: Path, command: str, stop: Stop, console: Console) -> 
             where = f"{error}; it first appeared in {error.report['where']}"
             return Row.of(run, "diverged", **meter.spent(), diverged_at=error.report["step"], error=where)
         except Exception as error:
+            if of_the_machine(error):
+                raise
             console.print(traceback.format_exc())
             return Row.of(run, "failed", **meter.spent(), error=f"{type(error).__name__}: {error}")
         if results is None:
@@ -110,10 +114,17 @@ def work(run: Run, folder: Path, command: str, stop: Stop, console: Console) -> 
         return Row.of(run, "done", **results, **meter.spent())
 
 
+def of_the_machine(error: Exception) -> bool:
+    """Whether an error says something about the disk or the memory, and so nothing about the run."""
+    numbers = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+    said = str(error)  # safetensors puts the number into words
+    in_words = any(f"(os error {number})" in said for number in numbers)
+    return isinstance(error, MemoryError) or getattr(error, "errno", None) in numbers or in_words
+
+
 def tidy(folder: Path) -> None:
-    """Keep of a run that is over what is small: its words, its numbers and its model."""
+    """Keep of a run that is over what is small: its words, its numbers, its times and its model."""
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    (folder / SPENT).unlink(missing_ok=True)
 
 
 def _results(run: Run, folder: Path, command: str, stop: Stop, console: Console) -> dict[str, Any] | None:

@@ -1,6 +1,7 @@
 """Files that are complete or not there: written aside, synced to the disk, renamed."""
 
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import IO
 @contextmanager
 def aside(path: Path) -> Iterator[IO[bytes]]:
     """Write a file that takes its place at the end, if nothing went wrong; otherwise what was there stays."""
-    temporary = path.with_name(f".{path.name}.aside")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.aside")  # others may write the same file just now
     try:
         with temporary.open("wb") as file:
             yield file
@@ -23,10 +24,10 @@ def aside(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def write(path: Path, text: str) -> None:
-    """Write a text file that is complete or not there."""
+def write(path: Path, content: str | bytes) -> None:
+    """Write a file that is complete or not there."""
     with aside(path) as file:
-        file.write(text.encode())
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,13 +1,17 @@
 """`nomax study NAME`: run a grid, draw its figures, and judge the claims."""
 
+import math
 import os
 import shlex
+import sqlite3
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import torch
 import tyro
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -15,6 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from nomax import study
+from nomax.data import load as load_data
+from nomax.data.images import DataError
 from nomax.evaluate import figures, subset
 from nomax.evaluate.sources import probe_sets
 from nomax.study import setup as setups
@@ -22,7 +28,7 @@ from nomax.study import text_setup
 from nomax.study.estimate import Estimate, parse_seconds, spelled
 from nomax.study.image_run import ImageRun
 from nomax.study.launch import Launcher, Processes, Submitit, settings
-from nomax.study.publish import NO_CLAIM, publish
+from nomax.study.publish import NO_CLAIM, check_place, note, publish
 from nomax.study.run import Run
 from nomax.study.runner import Report, run_grid, shard, share_left, unfinished, unique
 from nomax.study.setup import Setup
@@ -34,7 +40,10 @@ from nomax.train.stop import Stop
 if TYPE_CHECKING:
     from nomax.study.verdict import Verdict
 
-EXPECTED = (ValueError, TypeError, OSError, ImportError)
+EXPECTED = (ValueError, TypeError, OSError, ImportError, sqlite3.Error)
+# What may go wrong later. Other errors are faults in the code of a study, and their traceback says where.
+ACCIDENTS = (DataError, OSError, sqlite3.Error)
+COUNTS = ("patches", "image_size", "slots", "lengths", "vocabulary", "steps", "batch_size")
 KINDS = {"images": Setup, "text": TextSetup}
 COLOURS = {"reproduced": "green", "contradicted": "red", "undecided": "yellow"}
 
@@ -48,8 +57,8 @@ class Options:
     Several processes may work on one store. A run that diverges or fails is a result, and counted as such.
 
     On several machines: give each --shard i/n and a store of its own, then `nomax study merge`; or --launcher submitit
-    on a Slurm cluster. Exit codes: 0 all well, 1 a run's process ended without an outcome, 2 wrong options, 130 and 143
-    stopped by Ctrl-C and SIGTERM.
+    on a Slurm cluster. Exit codes: 0 all well, 1 a run ended without an outcome (as on a full disk), or all new runs
+    failed, 2 wrong options, 130 and 143 stopped by Ctrl-C and SIGTERM.
     """
 
     name: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="NAME")]]
@@ -60,7 +69,8 @@ class Options:
     """A name (`nomax data list`), a folder of images, shards, "torchvision:NAME" or "hf:NAME"; of text, a name or a
     folder with train, valid and test files."""
     model: tuple[str, ...] | None = None
-    """Sizes of models, such as pico nano; or with their patch, such as S/32 S/16 S/8."""
+    """Sizes of models, such as pico nano; or with their patch, such as S/32 S/16 S/8. Studies over both combine every
+    size with every patch."""
     patches: tuple[int, ...] | None = None
     """Sizes of patches, each of which gives a length of sequences."""
     image_size: int | None = None
@@ -124,44 +134,61 @@ def run(options: Options) -> int:
     try:
         module = study.load(options.name)
         setup = chosen_setup(options, study.kind(module))
+        _check_device(options)
         grid = unique(module.grid(setup, setup.seeds))
         mine = shard(grid, options.shard)
         store = Store(options.store, create=False)
+        budget = None if options.budget is None else parse_seconds(options.budget)
+        _check_images([run for run in mine if isinstance(run, ImageRun)], options.probes or ())
         if options.dry_run:
             _list(mine, store, _jobs(options), options.retry, console)
             return 0
-        budget = None if options.budget is None else parse_seconds(options.budget)
-        _check_what_follows(mine)
+        figures.require()
+        text_setup.check([run for run in mine if isinstance(run, TextRun)])
         command, name = command_line(options), study.short(options.name)
+        out = options.out or (store.place if options.smoke else Path()) / "results" / name
+        check_place(out, setup, len(grid))
+        for option, folder in (("--store", options.store), ("--out", out)):
+            _check_writable(option, folder)
         launcher = _launcher(options, store, command, len(mine))
     except EXPECTED as error:
         print(f"nomax study: {error}", file=sys.stderr)
         return 2
-    store = Store(options.store)
-    with Stop() as stop:
-        report = run_grid(mine, store, launcher, stop, console, study=name, retry=options.retry, budget=budget)
-        if stop.asked:
-            console.print(f"Stopped; {len(report.left)} runs are left. The same command goes on.", soft_wrap=True)
-            return stop.exit_code
-    _tell(report, console)
-    missing = sum(store.outcome(run.key) is None for run in grid)
-    if missing and options.shard:
-        console.print(
-            f"This part is done, {missing} runs of other parts are not here: join the stores with `nomax study merge`, "
-            "then give the same command without --shard.",
-            soft_wrap=True,
-        )
-        return 1 if report.crashed else 0
-    out = options.out or (store.place if options.smoke else Path()) / "results" / name
-    verdicts = publish(name, module, setup, grid, store, out, command)
-    console.print(verdict_table(module.TITLE, verdicts, missing, options.smoke) if verdicts else NO_CLAIM)
-    console.print(f"Figures, verdicts and numbers: {out}. The page with all of it: nomax report", soft_wrap=True)
-    return 1 if report.crashed else 0
+    try:
+        store = Store(options.store)
+        with Stop() as stop:
+            report = run_grid(mine, store, launcher, stop, console, study=name, retry=options.retry, budget=budget)
+            if stop.asked:
+                console.print(f"Stopped; {len(report.left)} runs are left. The same command goes on.", soft_wrap=True)
+                return stop.exit_code
+        _tell(report, console)
+        rows = store.rows([run.key for run in grid])
+        missing = len(grid) - len(rows)
+        if missing and options.shard:
+            console.print(
+                f"This part is done, {missing} runs of other parts are not here: join the stores with "
+                "`nomax study merge`, then give the same command without --shard.",
+                soft_wrap=True,
+            )
+            return report.exit_code
+        check_place(out, setup, sum(row.status != "failed" for row in rows))
+        verdicts = publish(name, module, setup, grid, store, out, command)
+    except ACCIDENTS as error:
+        where = f"{store.database}: " if isinstance(error, sqlite3.Error) else ""
+        print(f"nomax study: {where}{error}", file=sys.stderr)
+        return 1
+    console.print(verdict_table(module.TITLE, verdicts, note(setup, missing)) if verdicts else NO_CLAIM)
+    usual = out.parent.resolve() == Path("results").resolve()
+    page = "nomax report" if usual else f"nomax report {shlex.quote(str(out))}"
+    console.print(f"Figures, verdicts and numbers: {out}. The page with all of it: {page}", soft_wrap=True)
+    return report.exit_code
 
 
 def chosen_setup(options: Options, kind: Literal["images", "text"] = "images") -> Setup | TextSetup:
     """The set-up by its name, with what the options change."""
-    setup = setups.named("smoke" if options.smoke else options.setup)
+    setup = setups.named(options.setup)
+    setup = setups.named("smoke") if options.smoke else setup
+    _check_values(options, kind)
     known = {kind: {field.name for field in fields(each)} for kind, each in KINDS.items()}
     known["images"].add("model")
     own, other = known[kind] - {"name", "seeds"}, known["text" if kind == "images" else "images"]
@@ -182,6 +209,23 @@ def chosen_setup(options: Options, kind: Literal["images", "text"] = "images") -
     return setups.adapted(setup, **given, seeds=seeds)
 
 
+def _check_values(options: Options, kind: Literal["images", "text"]) -> None:
+    """Raise for an option without a value, and for a number that is none of its kind."""
+    least = dict.fromkeys(COUNTS, 1) | {"warmup": 1 if kind == "images" else 0}
+    for name, value in vars(options).items():
+        option = f"--{name.replace('_', '-')}"
+        if value == () and name not in ("submit", "probes"):
+            raise ValueError(f"{option} needs at least one value.")
+        numbers = (value if isinstance(value, tuple) else (value,)) if name in least and value is not None else ()
+        for number in numbers:
+            if number < least[name]:
+                raise ValueError(f"{option} {number} must be at least {least[name]}.")
+    if options.lr is not None and not 0 < options.lr < math.inf:
+        raise ValueError(f"--lr {options.lr:g} must be a positive number.")
+    if options.alphas is not None and not all(map(math.isfinite, options.alphas)):
+        raise ValueError(f"--alphas {' '.join(f'{alpha:g}' for alpha in options.alphas)} must be finite numbers.")
+
+
 def command_line(options: Options) -> str:
     """The command line that gives these options, without those that say only how the work is done."""
     words = ["nomax", "study", options.name]
@@ -196,11 +240,9 @@ def command_line(options: Options) -> str:
     return shlex.join(words)
 
 
-def verdict_table(title: str, verdicts: "Sequence[Verdict]", missing: int, smoke: bool) -> Table:
+def verdict_table(title: str, verdicts: "Sequence[Verdict]", note: str) -> Table:
     """What came out, for the terminal."""
-    caption = f"{missing} runs are missing: preliminary." if missing else None
-    caption = "A smoke run: these verdicts mean nothing." if smoke else caption
-    table = Table(box=SIMPLE_HEAD, title=title, caption=caption, title_style="bold", caption_justify="left")
+    table = Table(box=SIMPLE_HEAD, title=title, caption=note or None, title_style="bold", caption_justify="left")
     for column in ("claim", "verdict", "measured"):
         table.add_column(column, overflow="fold")
     for verdict in verdicts:
@@ -209,15 +251,43 @@ def verdict_table(title: str, verdicts: "Sequence[Verdict]", missing: int, smoke
     return table
 
 
-def _check_what_follows(runs: Sequence[Run]) -> None:
-    """Raise now, rather than after an hour, if something is missing that comes after the training."""
-    figures.require()
-    images = [run for run in runs if isinstance(run, ImageRun)]
-    probe_sets(list(dict.fromkeys(name for run in images for name in run.probes)))
-    for name, data in {(run.subset, run.config.data) for run in images}:
+def _check_images(runs: Sequence[ImageRun], probes: Sequence[str]) -> None:
+    """Raise now, rather than after an hour, if images are missing that come after the training."""
+    for data in dict.fromkeys(run.config.data for run in runs):
+        for split in (setups.source(data), load_data(data, "test")):
+            split.image(0)
+    try:
+        probe_sets(list(dict.fromkeys([*probes, *(name for run in runs for name in run.probes)])))
+    except (ValueError, OSError) as error:
+        raise ValueError(f"--probes: {error}") from error
+    for name, data in {(run.subset, run.config.data) for run in runs}:
         if name is not None:
             subset.named(name, setups.source(data).classes)
-    text_setup.check([run for run in runs if isinstance(run, TextRun)])
+
+
+def _check_writable(option: str, folder: Path) -> None:
+    """Raise unless a folder, or one that is to be made, can be written to."""
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise ValueError(f"{option} {folder}: {there} is not a folder to write to ({error.strerror}).") from error
+
+
+def _check_device(options: Options) -> None:
+    """Raise if runs cannot be done on the device; that of a cluster is not there to be tried."""
+    if options.device in (None, "auto"):
+        return
+    try:
+        device = torch.device(options.device)
+        if options.launcher == "processes" or "cluster=local" in options.submit:
+            torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        said = str(error).partition(". ")[0].partition("\n")[0]
+        raise ValueError(
+            f"--device {options.device} cannot be used here: {said}. Give cpu, or leave it out."
+        ) from error
 
 
 def _launcher(options: Options, store: Store, command: str, runs: int) -> Launcher:
@@ -270,5 +340,7 @@ def _tell(report: Report, console: Console) -> None:
     if trouble:
         words = ", ".join(f"{row.label} ({row.status})" for row in trouble[:5]) + (", …" if len(trouble) > 5 else "")
         console.print(f"{len(trouble)} runs diverged or failed, which is a result, too: {words}.", soft_wrap=True)
+    if any(row.status == "failed" for row in trouble):
+        console.print("To try those that failed again: the same command with --retry.", soft_wrap=True)
     if report.left:
         console.print(f"{len(report.left)} runs are left. The same command goes on.", soft_wrap=True)
