@@ -128,8 +128,12 @@ def _matches(claim: str, name: str, rows: Sequence[ImageRow], setup: Setup) -> V
     steeper, at_most = trend(cells, flops)
     slopes = {phi: _slope([point for point in collect(judged, score) if point.phi == phi]) for phi in PHIS}
     listed = ", ".join(f"{variant} {100 * found.mean:+.2f}".replace("-", "−") for variant, found in by_size.items())
+
+    def signed(slope: float) -> str:
+        return f"{100 * slope:+.1f}".replace("-", "−")
+
     growth = (
-        f"A tenfold of CPU time brings {100 * slopes[RELU]:+.1f} points with relu/L and {100 * slopes[SOFTMAX]:+.1f} "
+        f"A tenfold of CPU time brings {signed(slopes[RELU])} points with relu/L and {signed(slopes[SOFTMAX])} "
         f"with softmax; per tenfold of operations relu/L gains {points(steeper)} on softmax, which "
         f"makes {points(at_most)} at the largest model. "
         if math.isfinite(steeper.mean)
