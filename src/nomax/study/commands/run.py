@@ -54,7 +54,8 @@ class Options:
 
     `nomax study list` shows the studies. A run is known by all of its settings: what is in the store is not done again,
     by whichever study it was done, and what was interrupted (Ctrl-C, SIGTERM, even kill -9) goes on where it was.
-    Several processes may work on one store. A run that diverges or fails is a result, and counted as such.
+    Several processes may work on one store. A run that diverges is a result, and counts as chance; one that fails
+    counts for nothing.
 
     On several machines: give each --shard i/n and a store of its own, then `nomax study merge`; or --launcher submitit
     on a Slurm cluster. Exit codes: 0 all well, 1 a run ended without an outcome (as on a full disk), or all new runs
@@ -339,7 +340,7 @@ def _tell(report: Report, console: Console) -> None:
     trouble = [row for row in report.finished if row.status != "done"]
     if trouble:
         words = ", ".join(f"{row.label} ({row.status})" for row in trouble[:5]) + (", …" if len(trouble) > 5 else "")
-        console.print(f"{len(trouble)} runs diverged or failed, which is a result, too: {words}.", soft_wrap=True)
+        console.print(f"{len(trouble)} runs diverged or failed: {words}.", soft_wrap=True)
     if any(row.status == "failed" for row in trouble):
         console.print("To try those that failed again: the same command with --retry.", soft_wrap=True)
     if report.left:
