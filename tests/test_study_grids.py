@@ -7,6 +7,7 @@ import pytest
 from study_rows import SETUP, grid
 
 from nomax import study
+from nomax.study import setup
 from nomax.study.claims import CLAIMS
 from nomax.study.setup import SETUPS
 from nomax.study.studies import STUDIES
@@ -66,6 +67,20 @@ def test_the_sweeps_take_three_lengths_of_the_smallest_model_and_scaling_every_s
         assert {run.config.model.variant for run in grid(name, SETUP, (0,))} == {"mu/7", "mu/4", "mu/2"}
     sizes = {run.config.model.variant for run in grid("scaling", SETUP, (0,))}
     assert sizes == {f"{size}/{patch}" for size in ("mu", "pico") for patch in (7, 4, 2)}
+
+
+def test_the_study_over_sizes_trains_longer_unless_told_how_long_and_with_which_patches() -> None:
+    hour = SETUPS["hour"]
+    assert {(run.config.steps, run.config.model.variant) for run in grid("scaling", hour, (0,))} == {
+        (2400, f"{size}/{patch}") for size in ("mu", "pico", "nano") for patch in (14, 7, 4)
+    }
+    assert {run.config.steps for run in grid("alpha", hour, (0,))} == {600}
+    told = setup.adapted(hour, steps=80, models=("pico/7", "mu/7"))
+    runs = grid("scaling", told, (0,))
+    assert {(run.config.steps, run.config.model.variant) for run in runs} == {(80, "pico/7"), (80, "mu/7")}
+    larger = setup.adapted(hour, image_size=224, models=("S",), recipe="i1k", warmup=10)
+    assert {run.config.model.variant for run in grid("scaling", larger, (0,))} == {"S/32", "S/16", "S/8"}
+    assert {run.config.steps for run in grid("scaling", larger, (0,))} != {2400}
 
 
 def test_only_scaling_measures_transfer() -> None:

@@ -43,6 +43,10 @@ class Setup:
     """Small: with as many images seen, more and smaller steps come further (see docs/decisions.md)."""
     lr: float = 2e-3
     warmup: int = 60
+    scaling_steps: int = 0
+    """Steps of the study over sizes, whose larger models need more of them to be the better ones; 0: as many."""
+    scaling_patches: tuple[int, ...] = ()
+    """Patches of that study; none: all."""
     precision: Literal["fp32", "bf16"] = "fp32"
     augment: bool = False
     """Move and flip small images. Runs that see each image about once learn less from it, so they do without; images
@@ -120,7 +124,9 @@ SETUPS = {
             warmup=20,
             probes=("digits",),
         ),
-        Setup("hour", models=("pico", "mu", "nano"), probes=("digits",)),
+        Setup(
+            "hour", models=("pico", "mu", "nano"), probes=("digits",), scaling_steps=2400, scaling_patches=(14, 7, 4)
+        ),
         Setup(
             "smoke",
             models=("mu",),
@@ -174,6 +180,10 @@ def adapted(setup: Setup, **given: Any) -> Setup:
         given["patches"] = PATCHES[size]
     if "steps" in given and 0 < given["steps"] <= given.get("warmup", setup.warmup) and "warmup" not in given:
         given["warmup"] = max(1, given["steps"] // 5)
+    if "steps" in given:
+        given["scaling_steps"] = 0
+    if "patches" in given:
+        given["scaling_patches"] = ()
     return replace(setup, **given)
 
 

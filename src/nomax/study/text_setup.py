@@ -101,6 +101,7 @@ class TextSetup:
             memory_norm=memory_norm,
             joined_norm=joined_norm,
             max_length=length,
+            dropout=0.0,  # a run sees its text about once, so nothing is learned by heart
         )
         large = documents is not None and translates
         steps = self.document_steps if large else self.steps

@@ -10,7 +10,7 @@ with compute. What came out: results/scaling/verdicts.md.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, geometric_mean
 from typing import Any
 
@@ -64,11 +64,12 @@ class Point:
 
 def grid(setup: Setup, seeds: Sequence[int]) -> list[Run]:
     """Both φ with every size and patch. One seed after the other, so a budget cuts off whole seeds."""
+    longer = replace(setup, steps=setup.scaling_steps or setup.steps)
     return [
-        setup.run(phi, model=model, patch=patch, seed=seed, measure=True)
+        longer.run(phi, model=model, patch=patch, seed=seed, measure=True)
         for seed in seeds
         for model in setup.models
-        for patch in setup.patches
+        for patch in setup.scaling_patches or setup.patches
         for phi in PHIS
     ]
 
