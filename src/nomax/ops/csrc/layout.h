@@ -51,6 +51,9 @@ static void read_row(const void* data, Type type, int64_t place, int64_t stride,
   } else if (stride == 1 && type == Type::bfloat16) {
     const uint16_t* from = static_cast<const uint16_t*>(data) + place;
     for (; c + W <= count; c += W) store(to + c, load_bfloat16(from + c));
+  } else if (stride == 1 && type == Type::boolean) {
+    const uint8_t* from = static_cast<const uint8_t*>(data) + place;
+    for (; c + W <= count; c += W) store(to + c, load_boolean(from + c));
 #if defined(__F16C__)
   } else if (stride == 1 && type == Type::float16) {
     const uint16_t* from = static_cast<const uint16_t*>(data) + place;

@@ -70,23 +70,35 @@ struct Dropout {
   }
 };
 
-NOMAX_INLINE bool hides(const View& mask, float value) {
-  switch (mask.type) {
-    case Type::boolean: return value == 0;
-    case Type::float32: return value <= -3.40282347e38f;
-    case Type::bfloat16: return value <= -3.38953139e38f;
-    case Type::float16: return value <= -65504.0f;
+// Numbers up to this one hide their key: false, or what is as low as its type can say.
+NOMAX_INLINE float hidden_up_to(Type type) {
+  switch (type) {
+    case Type::boolean: return 0;
+    case Type::float32: return -3.40282347e38f;
+    case Type::bfloat16: return -3.38953139e38f;
+    case Type::float16: return -65504.0f;
   }
-  return false;
+  return HIDDEN;
 }
 
 // The mask of one row as numbers to add to the scores, HIDDEN where there is nothing to see. True if anything is visible.
 static bool read_bias(const View& mask, const void* data, int64_t first, int64_t count, float* bias) {
   read_row(data, mask.type, first * mask.column, mask.column, count, bias);
+  const float bound = hidden_up_to(mask.type);
+  const bool adds = mask.type != Type::boolean;
+  Int seen{};
+  int64_t j = 0;
+  for (; j + W <= count; j += W) {
+    const Vec x = load(bias + j);
+    const Int hidden = x <= bound;
+    store(bias + j, choose(hidden, all(HIDDEN), adds ? x : Vec{}));
+    seen |= ~hidden;
+  }
   bool visible = false;
-  for (int64_t j = 0; j < count; j++) {
-    bool hidden = hides(mask, bias[j]);
-    bias[j] = hidden ? HIDDEN : mask.type == Type::boolean ? 0.0f : bias[j];
+  for (int i = 0; i < W; i++) visible |= seen[i] != 0;
+  for (; j < count; j++) {
+    const bool hidden = bias[j] <= bound;
+    bias[j] = hidden ? HIDDEN : adds ? bias[j] : 0.0f;
     visible |= !hidden;
   }
   return visible;
@@ -113,10 +125,11 @@ struct Keys {
     bool plain = true;
     count = 0;
     for (int64_t j = 0; j < s.keys; j++) {
-      if (values[j] == HIDDEN) continue;
-      plain &= values[j] == 0;
-      values[count] = values[j];
-      kept[count++] = int32_t(j);
+      const float value = values[j];
+      plain &= value == 0 || value == HIDDEN;
+      values[count] = value;      // the next one takes its place if it is hidden
+      kept[count] = int32_t(j);
+      count += value != HIDDEN;
     }
     if (count < s.keys) index = kept;
     if (!plain) bias = values;

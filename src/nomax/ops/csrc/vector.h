@@ -26,8 +26,10 @@ typedef float Vec __attribute__((vector_size(4 * W)));
 typedef int32_t Int __attribute__((vector_size(4 * W)));
 typedef uint32_t Bits __attribute__((vector_size(4 * W)));
 typedef uint16_t Half __attribute__((vector_size(2 * W)));
+typedef uint8_t Bytes __attribute__((vector_size(W)));
 typedef float Loose __attribute__((vector_size(4 * W), aligned(4), may_alias));
 typedef uint16_t LooseHalf __attribute__((vector_size(2 * W), aligned(2), may_alias));
+typedef uint8_t LooseBytes __attribute__((vector_size(W), aligned(1), may_alias));
 
 NOMAX_INLINE Vec load(const float* p) { return *reinterpret_cast<const Loose*>(p); }
 NOMAX_INLINE void store(float* p, Vec x) { *reinterpret_cast<Loose*>(p) = x; }
@@ -49,6 +51,12 @@ NOMAX_INLINE float total(Vec x) {
   float sum = 0;
   for (int i = 0; i < W; i++) sum += x[i];
   return sum;
+}
+
+// One where there is anything, zero elsewhere.
+NOMAX_INLINE Vec load_boolean(const uint8_t* p) {
+  Bytes bytes = *reinterpret_cast<const LooseBytes*>(p);
+  return where(__builtin_convertvector(bytes, Int) != 0, all(1));
 }
 
 // ---- half precision ---------------------------------------------------------------------------------------------
