@@ -57,7 +57,7 @@ def test_a_figure_has_a_caption_a_description_and_a_table(name: str, figure: str
     assert all(len(row) == len(found.table.columns) for row in found.table.rows)
 
 
-@pytest.mark.parametrize(("name", "figure"), [case for case in CASES if case[1] != "init"])
+@pytest.mark.parametrize(("name", "figure"), [case for case in CASES if case[1] not in ("init", "gate-cost")])
 def test_without_runs_a_figure_is_empty_and_says_so(name: str, figure: str) -> None:
     found = figures(name, [])[figure]
     assert found.table.rows == ()

@@ -194,14 +194,6 @@ def test_shards_are_a_partition_that_does_not_change_when_the_grid_grows(runs):
             runner.shard(runs, wrong)
 
 
-def test_shards_keep_runs_with_and_without_a_gate_together(tiny):
-    setup = Setup("tiny", tiny, models=("mu",), patches=(8,), image_size=16, steps=5, batch_size=8, warmup=1)
-    pairs = [[setup.run("relu/L", seed=seed, gate=gate) for gate in (None, "silu")] for seed in range(5)]
-    for number in (1, 2, 3, 4):
-        mine = keys(runner.shard([run for pair in pairs for run in pair], f"{number}/4"))
-        assert all((without.key in mine) == (gated.key in mine) for without, gated in pairs)
-
-
 def test_times_are_estimated_from_finished_runs_of_the_same_model_or_of_any(runs):
     run = runs[0]
     assert Estimate().seconds(run) == pytest.approx(START + run.train_flops / FLOP_PER_SECOND)

@@ -10,7 +10,7 @@ import pytest
 from study_rows import SETUP, noise, results
 
 from nomax import study
-from nomax.study import initial
+from nomax.study import gate_cost, initial
 from nomax.study.row import Row
 from nomax.study.scores import over_settings
 from nomax.study.statistics import chosen_elsewhere
@@ -246,24 +246,31 @@ def test_a_gate_cannot_remove_what_was_not_needed() -> None:
     [("reproduced", 1.09, 0.02), ("contradicted", 1.4, 0.02), ("contradicted", 1.0, 0.02), ("undecided", 1.09, 0.8)],
 )
 def test_the_cost_of_the_gate(outcome: str, ratio: float, spread: float) -> None:
-    def time(row: Row) -> float:
-        return 20 * (ratio if row.gate else 1) * math.exp(noise(row, spread, "time"))
-
-    verdict = judge("W-gatecost", "gate", results("gate", lambda row: 0.7, time=time))
+    rounds = tuple(ratio * math.exp(spread * place) for place in (-1, -0.5, 0, 0.5, 1))
+    verdict = gate_cost.verdict(
+        [gate_cost.Cost("S/16", 196, (9.0, 9.0), 0.1), gate_cost.Cost("S/8", 784, rounds, 0.06)]
+    )
     assert verdict.verdict == outcome, verdict.sentence
-    assert "another size on another machine" in verdict.sentence
+    assert verdict.numbers["time"]["S/8"][0] == pytest.approx(ratio - 1)
+
+
+def test_a_gate_is_timed_on_every_length_and_its_multiply_adds_are_one_projection_more() -> None:
+    costs = gate_cost.measure(SETUP, "silu")
+    assert [(cost.variant, cost.tokens) for cost in costs] == [("mu/7", 16), ("mu/4", 49), ("mu/2", 196)]
     # mu has width 32 and an MLP of 128: one more projection beside four, the MLP and the products with L = 196 keys
-    assert verdict.numbers["multiply-adds"]["196"] == pytest.approx(1024 / (4 * 1024 + 8192 + 2 * 32 * 196), abs=1e-6)
+    assert costs[-1].macs == pytest.approx(1024 / (4 * 1024 + 8192 + 2 * 32 * 196), abs=1e-6)
+    assert all(len(cost.ratios) == gate_cost.ROUNDS and min(cost.ratios) > 0 for cost in costs)
 
 
 NAMES = ("scaling", "alpha", "qk-norm", "gate")
+MEASURED = ("W-init", "W-gatecost")  # on untrained models, without any run
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_seed_decides_nothing_and_still_has_numbers(name: str) -> None:
     rows = results(name, lambda row: 0.8 - 0.2 * (row.alpha == 0) - 0.1 * (row.activation == "identity"), seeds=(4,))
     for verdict in study.load(name).verdicts(rows, SETUP):
-        if verdict.claim not in ("W-init", "W-gatecost"):  # many initialisations, and many pairs, with one seed
+        if verdict.claim not in MEASURED:
             assert verdict.verdict == "undecided"
             assert ("no interval" in verdict.sentence) != (verdict.claim == "W-alpha")
             assert verdict.seeds == [4]
@@ -272,7 +279,7 @@ def test_one_seed_decides_nothing_and_still_has_numbers(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_without_runs_nothing_is_decided(name: str) -> None:
     for verdict in study.load(name).verdicts([], SETUP):
-        if verdict.claim != "W-init":
+        if verdict.claim not in MEASURED:
             assert verdict.verdict == "undecided"
             assert "nothing to judge" in verdict.sentence
 
@@ -297,7 +304,7 @@ def test_diverged_runs_count_as_chance_and_the_sentence_says_so() -> None:
 def test_failed_runs_count_for_nothing(name: str) -> None:
     rows = results(name, lambda row: 0.8)
     one = [dataclasses.replace(row, status="failed", accuracy=None, ten_shot=None) for row in rows[:1]]
-    claims = [verdict.claim for verdict in study.load(name).verdicts(rows, SETUP) if verdict.claim != "W-init"]
+    claims = [verdict.claim for verdict in study.load(name).verdicts(rows, SETUP) if verdict.claim not in MEASURED]
     for claim in claims:
         left, without = judge(claim, name, [*one, *rows[1:]]), judge(claim, name, rows[1:])
         assert left.numbers == without.numbers
@@ -309,11 +316,6 @@ def test_failed_runs_count_for_nothing(name: str) -> None:
 def test_runs_that_all_diverged_decide_nothing() -> None:
     rows = results("qk-norm", lambda row: 0.8, lost=lambda row: True)
     assert judge("W-qknorm", "qk-norm", rows).verdict == "undecided"
-
-
-def test_diverged_runs_have_no_time() -> None:
-    rows = results("gate", lambda row: 0.8, lost=lambda row: row.gate is not None and row.seed == 1)
-    assert judge("W-gatecost", "gate", rows).numbers["time"]["196"][0] == pytest.approx(0)
 
 
 def test_seeds_that_only_one_side_has_are_left_out() -> None:

@@ -25,14 +25,6 @@ class ImageRun(Run):
     """How many test images of each probe's data set to look at, spread evenly; 0: all of them."""
 
     @property
-    def part(self) -> int:
-        """A number by which runs are shared out; a run with a gate goes where the one without it goes."""
-        model = self.config.model
-        if model.gate is None:
-            return super().part
-        return replace(self, config=replace(self.config, model=replace(model, gate=None))).part
-
-    @property
     def row(self) -> type[ImageRow]:
         """What its results are written into."""
         return ImageRow

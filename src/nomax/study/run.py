@@ -39,11 +39,6 @@ class Run(ABC):
         return {"config": config, **listed}
 
     @property
-    def part(self) -> int:
-        """A number by which runs are shared out to machines; those whose times are compared have the same."""
-        return int(self.key, 16)
-
-    @property
     @abstractmethod
     def row(self) -> type[Row]:
         """What its results are written into."""

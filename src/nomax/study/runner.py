@@ -101,7 +101,7 @@ def shard(runs: Sequence[Run], text: str | None) -> list[Run]:
     number, _, parts = text.partition("/")
     if not (number.isdigit() and parts.isdigit() and 1 <= int(number) <= int(parts)):
         raise ValueError(f"--shard {text!r} must be i/n with i from 1 to n, such as 1/4.")
-    return [run for run in runs if run.part % int(parts) == int(number) - 1]
+    return [run for run in runs if int(run.key, 16) % int(parts) == int(number) - 1]
 
 
 def share_left(run: Run, store: Store) -> float:

@@ -47,6 +47,8 @@ class Setup:
     """Steps of the study over sizes, whose larger models need more of them to be the better ones; 0: as many."""
     scaling_patches: tuple[int, ...] = ()
     """Patches of that study; none: all."""
+    gate_models: tuple[str, ...] = ()
+    """Models of 224-pixel images whose gate is timed; none: the first of the set-up, with every patch."""
     precision: Literal["fp32", "bf16"] = "fp32"
     augment: bool = False
     """Move and flip small images. Runs that see each image about once learn less from it, so they do without; images
@@ -125,7 +127,12 @@ SETUPS = {
             probes=("digits",),
         ),
         Setup(
-            "hour", models=("pico", "mu", "nano"), probes=("digits",), scaling_steps=2400, scaling_patches=(14, 7, 4)
+            "hour",
+            models=("pico", "mu", "nano"),
+            probes=("digits",),
+            scaling_steps=2400,
+            scaling_patches=(14, 7, 4),
+            gate_models=("S/32", "S/16", "S/8"),
         ),
         Setup(
             "smoke",
