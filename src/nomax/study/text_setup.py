@@ -49,7 +49,7 @@ class TextSetup:
     steps: int = 1600
     batch_size: int = 1024
     """Tokens of a step, on a side. Documents have as many tokens altogether in larger and fewer steps."""
-    lr: float = 2e-3
+    lr: float = 4e-3
     """Softmax's best, see the study text-rate."""
     penalty: float = PENALTY
     """The weight of each of ReLUFormer's losses, chosen by the same study."""

@@ -25,7 +25,7 @@ CLAIMS: tuple[str, ...] = ()
 KIND = "text"
 
 RATES = (1e-3, 2e-3, 4e-3, 8e-3)
-PENALTIES = (0.001, 0.01, 0.1)
+PENALTIES = (0.01, 0.1, 1.0)
 
 
 def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextRun]:
