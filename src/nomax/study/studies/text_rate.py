@@ -1,7 +1,7 @@
 """Which learning rate, and how strong the penalties? Both chosen once, for all studies of text.
 
     nomax data get bible-en-es
-    nomax study text-rate --setup hour --seeds 2     half an hour on two cores
+    nomax study text-rate --setup hour --seeds 2     a quarter of an hour on two cores
 
 This is how two numbers of the set-ups were chosen. The learning rate is softmax's best, so that nothing is tuned in
 favour of another φ. The weight of ReLUFormer's two penalties, which the paper does not tell, is ReLUFormer's best at
