@@ -219,3 +219,14 @@ def test_what_is_printed_says_the_phi() -> None:
 def test_a_slip_is_answered_in_words(make, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_many_slots_in_blocks_are_as_exact_as_the_plain_formula() -> None:
+    module, x, grad = Memory(64, 4096, phi="softmax", block=512), torch.randn(37, 64), torch.randn(37, 64)
+    found = []
+    for blocks, dtype in ((True, torch.float32), (False, torch.float32), (False, torch.float64)):
+        keys, values, y = (each.detach().to(dtype).requires_grad_() for each in (module.keys, module.values, x))
+        out = memory._Softmax.apply(y, keys, values, 512) if blocks else (y @ keys.T).softmax(-1) @ values
+        found.append(torch.autograd.grad(out, (y, keys, values), grad.to(dtype)))
+    for ours, plain, exact in zip(*found, strict=True):
+        assert (ours - exact).abs().mean() < 1.4 * (plain - exact).abs().mean()

@@ -147,19 +147,20 @@ class _Softmax(torch.autograd.Function):
             _add_product(out.mul_(rescale), weights.to(x.dtype), value)
             highest = higher
         out /= total
-        ctx.save_for_backward(x, keys, values, out, highest + total.log())
+        ctx.save_for_backward(x, keys, values, out, highest, total)
         ctx.block = block
         return out.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, keys, values, out, log_total = ctx.saved_tensors
+        x, keys, values, out, highest, total = ctx.saved_tensors
         if torch.is_grad_enabled():
             return *_with_graph(x, keys, values, grad, SOFTMAX, 0.0), None
         mean = (grad * out).sum(-1, keepdim=True)  # of the weights' gradients, which softmax takes off each of them
 
         def step(scores: Tensor, grad_weights: Tensor) -> tuple[Tensor, Tensor]:
-            weights = scores.sub_(log_total).exp_()
+            # Not exp(scores - log of the sum): the rounding of that logarithm would be in all weights of a row alike.
+            weights = scores.sub_(highest).exp_().div_(total)
             return weights, grad_weights.sub_(mean).mul_(weights)
 
         return *_gradients(x, keys, values, grad, ctx.block, 0.0, step), None
