@@ -96,7 +96,7 @@ def test_the_choice_of_numbers_varies_the_rate_of_softmax_and_the_penalties_of_r
     found = figures("text-rate", rows)
     assert {name: [line[1] for line in found[name].table.rows] for name in found} == {
         "rate": [0.001, 0.002, 0.004, 0.008],
-        "penalty": [0.001, 0.01, 0.1],
+        "penalty": [0.01, 0.1, 1.0],
     }
     assert {row.penalty for row in rows if row.attention == "softmax"} == {0.0}
     assert outcomes("text-rate", rows) == {}
