@@ -69,6 +69,7 @@ def verdict(costs: Sequence[Cost]) -> Verdict:
         "time": {cost.variant: cost.time for cost in costs},
         "multiply-adds": {cost.variant: cost.macs for cost in costs},
         "paper": PAPER,
+        "rounds": {cost.variant: cost.ratios for cost in costs},
     }
     scale = f"{', '.join(cost.variant for cost in costs)} with relu/L, untrained, one CPU thread"
     return Verdict("W-gatecost", within(longest.time, *ABOUT), sentence, scale, [0], plain(numbers))

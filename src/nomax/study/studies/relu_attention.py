@@ -2,7 +2,7 @@
 
     nomax data get bible-en-es
     nomax study relu-attention                  minutes, with a smaller model
-    nomax study relu-attention --setup hour     about an hour on two cores
+    nomax study relu-attention --setup hour     half an hour on two cores
 
 Translation models that differ in their attention alone. It judges the loss on the test split, and measures the entropy
 of rows and their zeros in trained models, and how long untrained ones take to read and predict a batch. What came out:

@@ -1,7 +1,7 @@
 """Does relu/L keep up with softmax as compute grows? Both over model sizes and patches (Fig. 1).
 
     nomax study scaling                  minutes, on the bundled images, one size
-    nomax study scaling --setup hour     one to two hours on two cores
+    nomax study scaling --setup hour     half an hour on two cores
 
 Left: accuracy (among the label subset, where the data has one); right: mean 10-shot accuracy on other data. Both
 against the CPU time that the run took. It judges the difference at equal size and seed, and how fast accuracy grows
