@@ -342,6 +342,23 @@ def test_a_reordered_cache_continues_the_chosen_sequences() -> None:
         cache.reorder(torch.tensor([0.5]))
 
 
+def test_a_cache_keeps_chosen_positions_and_goes_on_behind_them() -> None:
+    cache, places = KeyValueCache(), torch.tensor([[0, 3], [4, 1]])
+    whole, new = torch.randn(2, 2, 3, 5, 4), torch.randn(2, 2, 3, 1, 4)
+    cache.append(*whole)
+    cache.append(*new)  # there is more room than positions now
+    cache.keep(places)
+    key, value = cache.append(*new)
+    chosen = torch.stack([whole[:, b, :, places[b]] for b in range(2)], 1)
+    for found, want in zip((key, value), torch.cat([chosen, new], 3), strict=True):
+        assert torch.equal(found, want)
+    for wrong in (torch.tensor([[0, 3]]), torch.tensor([[0, 1, 2, 0]] * 2), torch.tensor([[0], [3]]), places - 1):
+        with pytest.raises(ValueError, match="places must be"):
+            cache.keep(wrong)
+    with pytest.raises(RuntimeError, match="empty"):
+        KeyValueCache().keep(places)
+
+
 def test_a_cache_grows_by_doubling_and_keeps_what_it_has() -> None:
     cache, parts, capacities = KeyValueCache(capacity=3), [], []
     for _ in range(14):

@@ -59,10 +59,10 @@ class Tree:
         self.caches.reorder(sentences)
 
     def _prune(self) -> None:
-        """Drop tokens from which no beam descends, once they are half of all."""
+        """Drop tokens from which no beam descends, once they are a quarter of all."""
         alive = self.ancestors.any(1)
         most = int(alive.sum(1).max())
-        if 2 * most <= alive.shape[1]:
+        if 4 * most <= 3 * alive.shape[1]:
             kept = alive.byte().argsort(dim=1, descending=True, stable=True)[:, :most]
             self.ancestors = self.ancestors.gather(2, kept[:, None].expand(-1, self.beams, -1))
             self.caches.prune(kept)

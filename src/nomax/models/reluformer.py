@@ -48,11 +48,8 @@ class Caches:
 
     def prune(self, kept: Tensor) -> None:
         """Keep of what was decoded only the tokens whose places are in kept [B, fewer], in its order."""
-        for i, cache in enumerate(self.own):
-            key, value = cache.entries()
-            places = kept[:, None, :, None].expand(-1, key.shape[1], -1, key.shape[3])
-            self.own[i] = KeyValueCache()
-            self.own[i].append(key.gather(2, places), value.gather(2, places))
+        for cache in self.own:
+            cache.keep(kept)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ class KeyValueCache:
             raise ValueError(f"capacity={capacity!r} must be a number of positions, at least 0.")
         self.capacity = capacity
         self.length = 0
-        # [2, batch, capacity, heads, head dimension]: a new position is one contiguous piece per sequence.
+        # [2, batch, heads, capacity, head dimension]: what a head reads at every position lies in one piece.
         self._room: Tensor | None = None
 
     def __repr__(self) -> str:
@@ -32,21 +32,21 @@ class KeyValueCache:
             )
         batch, heads, new, dimension = key.shape
         room = self._room
-        if room is not None and (room.shape[1], *room.shape[3:]) != (batch, heads, dimension):
+        if room is not None and (*room.shape[1:3], room.shape[4]) != (batch, heads, dimension):
             raise ValueError(
-                f"the cache holds keys of {room.shape[1]} sequences × {room.shape[3]} heads × {room.shape[4]}, but the "
+                f"the cache holds keys of {room.shape[1]} sequences × {room.shape[2]} heads × {room.shape[4]}, but the "
                 f"new ones are of {batch} × {heads} × {dimension}. Use one cache per layer and per batch; after the "
                 "batch was rearranged, call reorder."
             )
         end = self.length + new
         if room is None or end > self.capacity:
             self.capacity = max(end, self.capacity if room is None else 2 * self.capacity)
-            larger = key.new_empty(2, batch, self.capacity, heads, dimension)
+            larger = key.new_empty(2, batch, heads, self.capacity, dimension)
             if room is not None:
-                larger[:, :, : self.length] = room[:, :, : self.length]
+                larger[:, :, :, : self.length] = room[:, :, :, : self.length]
             self._room = room = larger
-        room[0, :, self.length : end] = key.transpose(1, 2)
-        room[1, :, self.length : end] = value.transpose(1, 2)
+        room[0, :, :, self.length : end] = key
+        room[1, :, :, self.length : end] = value
         self.length = end
         return self.entries()
 
@@ -54,7 +54,7 @@ class KeyValueCache:
         """The keys and the values of all positions so far, [batch, heads, positions, head dimension] each, as views."""
         if self._room is None:
             raise RuntimeError("the cache is empty: nothing was appended to it yet.")
-        key, value = self._room[:, :, : self.length].transpose(2, 3).unbind(0)
+        key, value = self._room[:, :, :, : self.length].unbind(0)
         return key, value
 
     def reorder(self, indices: Tensor) -> None:
@@ -65,3 +65,18 @@ class KeyValueCache:
             )
         if self._room is not None:
             self._room = self._room.index_select(1, indices)
+
+    def keep(self, places: Tensor) -> None:
+        """Of the positions keep those at places [batch, fewer], in its order; the room stays as large."""
+        if self._room is None:
+            raise RuntimeError("the cache is empty: nothing was appended to it yet.")
+        two, batch, heads, capacity, dimension = self._room.shape
+        if places.dim() != 2 or len(places) != batch or places.shape[1] > self.length:
+            raise ValueError(f"places must be [{batch}, at most {self.length}], got {list(places.shape)}.")
+        if places.numel() and not 0 <= int(places.min()) <= int(places.max()) < self.length:
+            raise ValueError(f"places must be from 0 to {self.length - 1}, the positions that the cache holds.")
+        first = torch.arange(0, two * batch * heads * capacity, capacity, device=places.device)
+        rows = first.view(two, batch, heads, 1) + places[:, None]
+        self.length = places.shape[1]
+        kept = self._room.view(-1, dimension).index_select(0, rows.flatten())
+        self._room[:, :, :, : self.length] = kept.view(two, batch, heads, -1, dimension)

@@ -173,7 +173,8 @@ def run(options: Options) -> int:
             )
             return report.exit_code
         check_place(out, setup, sum(row.status != "failed" for row in rows))
-        verdicts = publish(name, module, setup, grid, store, out, command)
+        with console.status("Figures and verdicts …"):  # some of which measure times, for a minute
+            verdicts = publish(name, module, setup, grid, store, out, command)
     except ACCIDENTS as error:
         where = f"{store.database}: " if isinstance(error, sqlite3.Error) else ""
         print(f"nomax study: {where}{error}", file=sys.stderr)
