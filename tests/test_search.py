@@ -235,8 +235,11 @@ def test_a_model_in_training_is_searched_without_dropout_and_goes_on_training() 
     model = made(dropout=0.5)
     want = search(model, padded(*SOURCES))
     model.train()
+    model.encoder.eval()  # as if it were frozen
+    modes = [module.training for module in model.modules()]
     assert search(model, padded(*SOURCES)) == want
-    assert model.training
+    assert [module.training for module in model.modules()] == modes
+    assert len(set(modes)) == 2
 
 
 def test_bfloat16_models_and_empty_batches_are_searched_too() -> None:

@@ -75,11 +75,21 @@ def test_a_prompt_may_be_empty_and_max_new_nothing() -> None:
     assert len(sample(model, PROMPT, 37)) == 2
 
 
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0}, {"top_k": 1}])
+def test_a_broken_model_is_told(settings: dict[str, float]) -> None:
+    model = made()
+    model.decoder[0].memory.keys.fill_(math.nan)
+    with pytest.raises(FloatingPointError, match="logits are not finite"):
+        sample(model, PROMPT, 5, **settings)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"max_new": 38}, "max_new=38 must be from 0 to 37: the model's max_length is 40, and the prompt has 3 tokens"),
-        ({"temperature": -1}, "temperature=-1 must be at least 0"),
+        ({"max_new": 2.5}, "max_new=2.5 must be from 0 to 37"),
+        ({"temperature": -1}, "temperature=-1 must be from 1e-06 to 1e\\+06, or 0"),
+        ({"temperature": math.inf}, "temperature=inf must be"),
         ({"top_k": 0}, "top_k=0 must be at least 1"),
         ({"prompt": PROMPT.float()}, "prompt must be .* token ids, got torch.float32"),
         ({"model": made(encoder_layers=1)}, "this model translates: use search"),

@@ -69,6 +69,20 @@ def test_it_learns_from_a_bounded_part_of_a_large_corpus(tokenizer, monkeypatch)
     assert Tokenizer.train(TALES, 300).digest == Tokenizer.train(halved, 300).digest
 
 
+def test_it_learns_from_segments_of_any_length() -> None:
+    letters = ["αβγδ εζη θικ λμν", "один два три"]
+    pairs = [Pair(f"{letters[0]} {n} " * 600, f"{letters[1]} {n} " * 900) for n in range(4)]
+    assert min(len(text.encode()) for pair in pairs for text in pair) > 1 << 14
+    tokenizer = Tokenizer.train(Corpus((Document("a", tuple(pairs)),), ("el", "ru"), "long"), 330)
+    for words in letters:
+        assert len(tokenizer.encode(words)) < len(words)  # spelled in bytes, it would have about twice as many pieces
+
+
+def test_the_sign_that_stands_for_a_space_among_pieces_is_none_in_a_text(tokenizer) -> None:
+    assert tokenizer.decode(tokenizer.encode("a▁b ▁▁")) == "a_b __"
+    assert tokenizer.decode([*range(4), *tokenizer.encode("the king"), 2]) == "the king"
+
+
 def test_a_vocabulary_that_does_not_fit_a_checkpoint_is_noticed(tokenizer) -> None:
     other = Tokenizer.train(corpus(seed=1), 330)
     tokenizer.check(330, tokenizer.digest)

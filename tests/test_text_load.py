@@ -91,10 +91,23 @@ def test_a_wrong_document_is_named_with_its_line(document, message, tmp_path) ->
         text.load(tmp_path / "books.jsonl")
 
 
-def test_a_line_that_is_not_json_is_named(tmp_path) -> None:
-    (tmp_path / "books.jsonl").write_text('{"name": \n')
-    with pytest.raises(ValueError, match=r"books\.jsonl, line 1 is not JSON"):
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"name": ', ""),
+        (f'{{"year": {"9" * 5000}, "en": ["a"], "es": ["b"]}}', "Exceeds the limit"),
+        ('{"en": ["a"], "en": ["c"], "es": ["b"]}', "'en' stands there twice"),
+    ],
+)
+def test_a_line_that_is_not_json_is_named(line: str, message: str, tmp_path) -> None:
+    (tmp_path / "books.jsonl").write_text(f"{line}\n")
+    with pytest.raises(ValueError, match=rf"books\.jsonl, line 1 is not JSON: .*{message}"):
         text.load(tmp_path / "books.jsonl")
+
+
+def test_a_document_without_a_name_gets_that_of_its_line(tmp_path) -> None:
+    write_jsonl(tmp_path / "books.jsonl", {**RUTH, "name": None}, {**RUTH, "name": 7})
+    assert [document.name for document in text.load(tmp_path / "books.jsonl").documents] == ["books 1", "7"]
 
 
 def test_a_character_in_two_halves_is_whole(tmp_path) -> None:
@@ -181,6 +194,9 @@ def test_invalid_utf8_is_named_by_file_line_and_byte(tmp_path) -> None:
     with pytest.raises(ValueError, match=r"tale\.es, line 2, byte 2 \(0xf3\) is not UTF-8"):
         text.load(files)
     assert list(text.load(files, on_error="skip").pairs()) == [Pair("one", "uno")]
+    marked = two_files(tmp_path, b"\xef\xbb\xbfone\n", b"\xef\xbb\xbfd\xf3s\n")
+    with pytest.raises(ValueError, match=r"tale\.es, line 1, byte 5 \(0xf3\) is not UTF-8"):
+        text.load(marked)
 
 
 @pytest.mark.parametrize("counts", [(3, 2), (2, 3), (0, 1)])

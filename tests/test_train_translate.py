@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -211,6 +212,11 @@ def test_a_vocabulary_that_is_not_the_runs_is_refused(tmp_path, data, capsys):
         load_text_run(tmp_path / "run")
     assert translate.run(options) == 2
     assert "vocabulary: " in capsys.readouterr().err
+    shutil.copy(tmp_path / "run" / "model" / "vocabulary.model", tmp_path / "run")
+    other = {**vars(load_text_run(tmp_path / "run")[0].config), "vocabulary": 340}
+    models.save(ReLUFormer(**other), tmp_path / "run" / "model")
+    with pytest.raises(ValueError, match="model has a vocabulary of 340 pieces, but this one has"):
+        load_text_run(tmp_path / "run")
     (tmp_path / "run" / "vocabulary.model").unlink()
     with pytest.raises(FileNotFoundError, match=r"no vocabulary\.model"):
         load_text_run(tmp_path / "run")

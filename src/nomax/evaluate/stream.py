@@ -107,7 +107,9 @@ class Stream:
         if len(raw) > LONGEST_LINE:
             raise InputError(f"line {self.lines} has more than {LONGEST_LINE:,} bytes: is this a text?")
         try:
-            return raw.decode("utf-8-sig" if self.lines == 1 else "utf-8").strip()
+            text = raw.decode()
+            # A byte-order mark is no part of the text.
+            return (text.removeprefix("\ufeff") if self.lines == 1 else text).strip()
         except UnicodeDecodeError as error:
             raise InputError(
                 f"line {self.lines}, byte {error.start + 1} (0x{raw[error.start]:02x}) is not UTF-8. Convert the text, "

@@ -15,6 +15,7 @@ from nomax.models.pasts import Copies, Pasts, Tree
 from nomax.models.reluformer import ReLUFormer
 
 LARGEST_PENALTY = 10  # of lengths; far beyond what is of use, and its powers are still numbers
+COLDEST = 1e-6  # of temperatures but 0: logits over it are still numbers
 
 
 class Hypothesis(NamedTuple):
@@ -177,7 +178,7 @@ def sample(
 
     The prompts are all of one length, which may be 0, and do not hold the token `begin`.
 
-    temperature: logits are divided by it; 0 takes the likeliest token.
+    temperature: logits are divided by it, from 1e-6 to 1e6; 0 takes the likeliest token.
     top_k: take only one of so many likeliest tokens.
     seed: the same seed gives the same texts.
     """
@@ -194,6 +195,8 @@ def sample(
         while len(added) < max_new and going.any():
             logits = model.decode(text, caches=caches)[:, -1].float().index_fill_(1, forbidden, -torch.inf)
             best, token = logits.topk(choices)
+            if not best[:, :1].isfinite().all():
+                raise FloatingPointError("the model's logits are not finite, so that no token has a probability.")
             if choices > 1:
                 token = token.gather(1, (best / temperature).softmax(1).multinomial(1, generator=generator))
             going = going & (token != config.end)
@@ -206,12 +209,13 @@ def sample(
 @contextmanager
 def _evaluating(model: ReLUFormer) -> Iterator[None]:
     """Without dropout, in the middle of a training, too."""
-    training = model.training
+    training = [module for module in model.modules() if module.training]
     model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        for module in training:
+            module.training = True
 
 
 def _check_search(model: ReLUFormer, source: Tensor, beams: int, length_penalty: float, max_length: int | None) -> None:
@@ -232,13 +236,16 @@ def _check_sample(model: ReLUFormer, prompt: Tensor, max_new: int, temperature: 
         raise ValueError("this model translates: use search. Only one with encoder_layers=0 continues texts.")
     if prompt.dim() != 2 or prompt.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"prompt must be [batch, length] token ids, got {prompt.dtype} {list(prompt.shape)}.")
-    if not temperature >= 0:
-        raise ValueError(f"temperature={temperature!r} must be at least 0; 0 takes the likeliest token.")
+    if not (temperature == 0 or COLDEST <= temperature <= 1 / COLDEST):
+        raise ValueError(
+            f"temperature={temperature!r} must be from {COLDEST:g} to {1 / COLDEST:g}, or 0, which takes the likeliest "
+            "token."
+        )
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k={top_k!r} must be at least 1, or None for the whole vocabulary.")
     # The last token is never read, so the model needs no position for it, but one for `begin`.
     most = model.config.max_length - prompt.shape[1]
-    if not 0 <= max_new <= most:
+    if type(max_new) is not int or not 0 <= max_new <= most:
         raise ValueError(
             f"max_new={max_new!r} must be from 0 to {max(most, 0):,}: the model's max_length is "
             f"{model.config.max_length:,}, and the prompt has {prompt.shape[1]:,} tokens."

@@ -16,9 +16,9 @@ from nomax.ops.inputs import autocasts
 from nomax.ops.visible import wide
 from nomax.phi import ACTIVATIONS, MINUS_LOG_L, ROW_MAPS, SOFTMAX, Phi
 
-# As many weights (64 MB in float32) are kept for the backward pass, as by any feed-forward layer. More of them are
+# Fewer weights than these (32 MB in float32) are kept for the backward pass, as by any feed-forward layer. More are
 # computed again there, block by block, which makes seven products of n × S × dim out of six.
-KEPT = 2**24
+KEPT = 2**23
 # As many weights make up a block: what happens between its products then stays in the cache, and that pays for most of
 # the seventh. Blocks narrower than this would slow the products down.
 BLOCK, NARROWEST = 2**20, 512
@@ -82,9 +82,9 @@ class Memory(nn.Module):
             return (factor * _weights(x.to(dtype), self.keys.to(dtype), self.phi.activation, shift)).to(given)
 
     def _look_up(self, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        block, activation = self._block(len(x)), self.phi.activation
+        block, activation = self._block(x.shape[0]), self.phi.activation
         factor, shift = _constants(self.phi, self.slots)
-        if block >= self.slots:
+        if block >= self.slots or _transformed():
             out = _at_once(x, keys, values, activation, shift)
         elif activation == SOFTMAX:
             out = _Softmax.apply(x, keys, values, block)
@@ -95,7 +95,7 @@ class Memory(nn.Module):
     def _block(self, tokens: int) -> int:
         if self.block is not None:
             return self.block
-        return self.slots if tokens * self.slots <= KEPT else max(BLOCK // tokens, NARROWEST)
+        return self.slots if tokens * self.slots < KEPT else max(BLOCK // tokens, NARROWEST)
 
     def _check(self, x: Tensor) -> None:
         if x.dim() < 1 or x.shape[-1] != self.dim:
@@ -136,8 +136,9 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, keys: Tensor, values: Tensor, block: int) -> Tensor:
         out = torch.zeros_like(x, dtype=wide(x))
-        total = out.new_zeros(len(x), 1)
-        highest = torch.full_like(total, -torch.inf)
+        total = out.new_zeros(x.shape[0], 1)
+        # Not -inf: scores that are all -inf, less their maximum, would not be numbers.
+        highest = torch.full_like(total, torch.finfo(total.dtype).min)
         for key, value in zip(keys.split(block), values.split(block), strict=True):
             scores = _scores(x, key)
             higher = torch.maximum(highest, scores.amax(-1, keepdim=True))
@@ -149,7 +150,7 @@ class _Softmax(torch.autograd.Function):
         out /= total
         ctx.save_for_backward(x, keys, values, out, highest, total)
         ctx.block = block
-        return out.to(x.dtype)
+        return out.to(x.dtype, copy=True)  # whoever gets it may change it
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -210,6 +211,11 @@ def _at_once(x: Tensor, keys: Tensor, values: Tensor, activation: str, shift: fl
 def _weights(x: Tensor, keys: Tensor, activation: str, shift: float) -> Tensor:
     scores = _scores(x, keys, shift)
     return scores.softmax(-1) if activation == SOFTMAX else ACTIVATIONS[activation].value(scores)
+
+
+def _transformed() -> bool:
+    """Whether torch.func transforms this call: it takes plain operations, and so all weights at once."""
+    return torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
 
 
 def _scores(x: Tensor, keys: Tensor, shift: float = 0.0) -> Tensor:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 
 def sigmoid(logits: Tensor, targets: Tensor) -> Tensor:
@@ -48,6 +49,7 @@ class _Smoothed(torch.autograd.Function):
         return (1 - smoothing) * nll + smoothing * (total - logits.mean(-1)), nll
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         logits, labels, total = ctx.saved_tensors
         grad = (logits - total[..., None]).exp_().sub_(ctx.smoothing / logits.shape[-1])

@@ -13,7 +13,7 @@ from nomax import models
 from nomax.data.text import Example, Tokenizer, TokenOrder
 from nomax.data.text.batches import TextBatch, batches, evaluation_batches
 from nomax.models import ReLUFormer
-from nomax.models.hub import VOCABULARY
+from nomax.models.hub import VOCABULARY, vocabulary_digest
 from nomax.train import checkpoints, loop_config, text_data
 from nomax.train.losses import smoothed
 from nomax.train.text_config import TextConfig
@@ -118,7 +118,9 @@ def load_text_run(folder: str | Path) -> tuple[ReLUFormer, Tokenizer, TextConfig
         raise FileNotFoundError(f"{folder} has no {VOCABULARY}: without its vocabulary a model says nothing.")
     tokenizer = text_data.vocabulary(config, folder)
     if (folder / "model" / "config.json").is_file():  # written after the weights
-        return models.load(folder / "model"), tokenizer, config
+        model = models.load(folder / "model")
+        tokenizer.check(model.config.vocabulary, vocabulary_digest(folder / "model"), str(folder / "model"))
+        return model, tokenizer, config
     state = checkpoints.newest(folder / "checkpoints")
     if state is None:
         raise FileNotFoundError(f"{folder} holds neither a model nor a checkpoint yet.")

@@ -27,10 +27,11 @@ def jsonl(path: Path, languages: tuple[str, str] | None = None) -> Corpus:
         if not text.strip():
             continue
         columns = _object(text, where)
-        name = columns.pop("name", f"{path.stem} {number}")
+        name = columns.pop("name", None)
+        name = f"{path.stem} {number}" if name is None else str(name)
         if languages is None:
             languages = _two_languages(columns, where)
-        documents.append(_document(str(name), columns, languages, where))
+        documents.append(_document(name, columns, languages, where))
     if not documents or languages is None:
         raise ValueError(f"{path} holds no documents.")
     return Corpus(tuple(documents), languages, str(path))
@@ -109,8 +110,9 @@ def _lines(path: Path, on_error: str = "raise") -> Iterator[tuple[int, Any]]:
             if len(raw) > LONGEST_LINE:
                 raise ValueError(f"{path}, line {number} has more than {LONGEST_LINE:,} bytes: is it a text file?")
             try:
+                text = raw.decode()
                 # A byte-order mark is no part of the text.
-                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                yield number, text.removeprefix("\ufeff") if number == 1 else text
             except UnicodeDecodeError as error:
                 if on_error == "raise":
                     raise ValueError(
@@ -122,8 +124,8 @@ def _lines(path: Path, on_error: str = "raise") -> Iterator[tuple[int, Any]]:
 
 def _object(text: str, where: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+        found = json.loads(text, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:  # also a number with too many digits
         raise ValueError(f"{where} is not JSON: {error}.") from error
     if not isinstance(found, dict):
         raise ValueError(f'{where} must be an object, such as {{"name": "…", "en": ["…"], "es": ["…"]}}.')
@@ -135,6 +137,14 @@ def _object(text: str, where: str) -> dict[str, Any]:
             raise ValueError(
                 f"{where} has {half}, half of a character (a lone surrogate). Write the whole one, or leave it out."
             ) from None
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands there twice")
     return found
 
 

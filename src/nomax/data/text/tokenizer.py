@@ -30,6 +30,7 @@ class Tokenizer:
     """Text to numbers and back. 0 is padding, 1 begin, 2 end, 3 unknown, 4 separates the segments of a document.
 
     What it did not see in training it spells in bytes, so that decode(encode(text)) is the text with single spaces.
+    Only ▁, which is how sentencepiece spells a space, becomes a low line.
     """
 
     padding, begin, end, unknown, separator = PADDING, BEGIN, END, UNKNOWN, SEPARATOR
@@ -108,7 +109,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The numbers of the pieces of a text, without begin and end."""
-        return list(self._pieces.EncodeAsIds(text))
+        return list(self._pieces.EncodeAsIds(_without_sign(text)))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some pieces; special ones say nothing. Segments of a document are joined by a space."""
@@ -123,7 +124,7 @@ class Tokenizer:
         for number in ids:
             if number == SEPARATOR:
                 parts.append([])
-            else:
+            elif number > SEPARATOR:
                 parts[-1].append(int(number))
         return [str(self._pieces.DecodeIds(part)) for part in parts]
 
@@ -150,7 +151,21 @@ class Tokenizer:
 
 def _segments(corpus: Corpus) -> Iterator[str]:
     every = max(1, -(-2 * len(corpus) // MOST_SEGMENTS))
-    return (text for pair in islice(corpus.pairs(), 0, None, every) for text in pair)
+    return (
+        part for pair in islice(corpus.pairs(), 0, None, every) for text in pair for part in _parts(_without_sign(text))
+    )
+
+
+def _parts(text: str) -> list[str]:
+    """A text that sentencepiece takes, or parts of one that it would leave out: a character has at most four bytes."""
+    longest = LONGEST_SEGMENT // 4
+    if len(text) <= longest or len(text.encode()) <= LONGEST_SEGMENT:
+        return [text]
+    return [text[start : start + longest] for start in range(0, len(text), longest)]
+
+
+def _without_sign(text: str) -> str:
+    return text.replace("▁", "_")
 
 
 def _explained(error: RuntimeError, vocabulary: int, title: str) -> ValueError:
