@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from nomax import __version__
-from nomax.cli import COMMANDS, main
+from nomax.cli import COMMANDS, main, parsed
+from nomax.train import translate
 
 
 @pytest.mark.parametrize(("arguments", "start"), [([], ""), (["--help"], ""), (["-h"], ""), (["bench", "-h"], "bench")])
@@ -58,3 +59,12 @@ def test_output_that_nobody_reads_to_the_end_is_no_error(arguments: str) -> None
     command = f"{sys.executable} -m nomax.cli {arguments} | head -c 1"
     done = subprocess.run(command, shell=True, check=True, capture_output=True, text=True)
     assert done.stderr == ""
+
+
+def test_an_option_that_may_be_left_out_is_a_plain_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parsed("train translate", translate.Options, ["--memory-norm", "--steps", "3"]).memory_norm is True
+    with pytest.raises(SystemExit):
+        main(["train", "translate", "--help"])
+    said = capsys.readouterr().out
+    assert "--steps INT" in said
+    assert "{None" not in said

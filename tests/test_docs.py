@@ -12,10 +12,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import tyro
 
 from nomax import Phi, _compat
-from nomax.cli import COMMANDS
+from nomax.cli import COMMANDS, parsed
 from nomax.data.registry import ENTRIES
 from nomax.data.text.entries import TEXTS
 from nomax.phi import ACTIVATIONS, ROW_MAPS
@@ -74,8 +73,8 @@ def test_every_command_can_be_given(command):
         arguments = words[1 + len(name.split()) :]
         if "<" in arguments:  # what follows is the shell's
             arguments = arguments[: arguments.index("<")]
-        # What tyro does not accept ends the program.
-        tyro.cli(import_module(COMMANDS[name][0]).Options, args=arguments)
+        # What is not accepted ends the program.
+        parsed(name, import_module(COMMANDS[name][0]).Options, arguments)
     else:
         assert words[0] in ("pip", "source")
 

@@ -195,7 +195,7 @@ def test_the_command_is_spelled_as_it_could_be_typed():
         phi=("softmax", "relu/L"), data="a folder", steps=5, qk_norm=False, parallel=True, tensorboard=False
     )
     assert spelled(options) == (
-        "nomax train vit --phi softmax relu/L --data 'a folder' --steps 5 --qk-norm False --no-tensorboard --parallel"
+        "nomax train vit --phi softmax relu/L --data 'a folder' --steps 5 --no-qk-norm --no-tensorboard --parallel"
     )
 
 

@@ -5,8 +5,11 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from typing import TypeVar
 
 from nomax import __version__
+
+T = TypeVar("T")
 
 # Each module has a dataclass Options, which becomes the command's options and help, and run(options) -> exit code.
 COMMANDS = {
@@ -69,13 +72,18 @@ def _obey(words: list[str]) -> int:
     return 2
 
 
-def _run(title: str, module: str, arguments: list[str]) -> int:
+def parsed(title: str, options: type[T], arguments: list[str]) -> T:
+    """The options of a command; what is wrong with them, or the help that was asked for, ends the program."""
     import tyro
 
+    # An option that is None is one that is not given: nobody has to read of it, or to spell it.
+    return tyro.cli(options, prog=title, args=arguments, config=(tyro.conf.DisallowNone,))
+
+
+def _run(title: str, module: str, arguments: list[str]) -> int:
     command = import_module(module)
     try:
-        options = tyro.cli(command.Options, prog=title, args=arguments)
-        return int(command.run(options))
+        return int(command.run(parsed(title, command.Options, arguments)))
     except KeyboardInterrupt:
         print(f"{title}: stopped.", file=sys.stderr)
         return 130

@@ -84,7 +84,7 @@ def spelled(options: Any, title: str) -> str:
         value, name = getattr(options, field.name), field.name.replace("_", "-")
         if value == field.default:
             continue
-        if isinstance(field.default, bool):
+        if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
         else:
             words += [f"--{name}", *map(str, value if isinstance(value, tuple) else [value])]
