@@ -245,7 +245,11 @@ def test_times_are_judged_in_those_of_reluformer(softmax: float, sparse: float, 
 
 
 def of_documents(
-    gain: dict[int, float], distant: float = 0.1, frequent: float = -0.1, unsure: float = 0.0
+    gain: dict[int, float],
+    distant: float = 0.1,
+    frequent: float = -0.1,
+    unsure: float = 0.0,
+    use: dict[str, float] | None = None,
 ) -> list[TextRow]:
     def looks(row: TextRow) -> dict[str, float]:
         ours = row.attention == "ReLUFormer"
@@ -253,6 +257,7 @@ def of_documents(
             "distant": 0.3 + (distant + unsure * (row.seed - 1)) * ours,
             "frequent": 0.4 + frequent * ours,
             "frequent_keys": 0.4,
+            "source_use": (use or {}).get(row.attention, 0.5) + 0.001 * row.seed,
         }
 
     return text_results(
@@ -273,6 +278,15 @@ def test_other_documents_contradict_them() -> None:
     assert outcomes("documents", of_documents(PAPER, distant=-0.1))["S-distant"] == "contradicted"
     assert outcomes("documents", of_documents(PAPER, frequent=0.1))["S-distant"] == "contradicted"
     assert outcomes("documents", of_documents(PAPER, distant=0.0, unsure=0.1))["S-distant"] == "undecided"
+
+
+@pytest.mark.parametrize("idle", ["ReLUFormer", "softmax"])
+def test_models_that_make_nothing_of_the_source_decide_nothing(idle: str) -> None:
+    rows = of_documents(PAPER, use={idle: 0.005})
+    assert set(outcomes("documents", rows).values()) == {"undecided"}
+    said = study.load("documents").verdicts(rows, HOUR)[0].sentence
+    assert "+0.006 nats [+0.005, +0.007]" in said
+    assert "they hardly translate, so nothing is decided." in said
 
 
 @pytest.mark.parametrize(("best", "outcome"), [(1.0, "reproduced"), (0.0, "contradicted")])

@@ -75,21 +75,29 @@ def test_a_run_ends_with_an_outcome_that_says_what_the_saved_model_can_do(finish
     assert (row.task, row.attention, row.memory, row.tokens) == ("translate", "ReLUFormer", "relu", 128)
     trained = load_text(store.folder(run.key))
     examples = text_data.examples(run.config, text_data.of_run(run.config, "test"), trained.tokenizer)
-    total, count = 0.0, 0
-    for example in examples:
-        source, target = torch.tensor([[*example.source, 2]]), torch.tensor([[1, *example.target, 2]])
-        with torch.no_grad():
-            logits = trained.model(source, target[:, :-1])
-        total += torch.nn.functional.cross_entropy(logits[0], target[0, 1:], reduction="sum").item()
-        count += target.shape[1] - 1
-    assert row.loss == pytest.approx(total / count, rel=1e-4)
+
+    def loss(sources):
+        total, count = 0.0, 0
+        for read, example in zip(sources, examples, strict=True):
+            source, target = torch.tensor([[*read.source, 2]]), torch.tensor([[1, *example.target, 2]])
+            with torch.no_grad():
+                logits = trained.model(source, target[:, :-1])
+            total += torch.nn.functional.cross_entropy(logits[0], target[0, 1:], reduction="sum").item()
+            count += target.shape[1] - 1
+        return total / count
+
+    assert row.loss == pytest.approx(loss(examples), rel=1e-4)
+    half = len(examples) // 2
+    others = [*examples[-half:], *examples[:-half]]
+    assert all(read.source != example.source for read, example in zip(others, examples, strict=True))
+    assert row.measured["source_use"] == pytest.approx(loss(others) - loss(examples), abs=1e-4)
     assert not (store.folder(run.key) / "checkpoints").exists()
 
 
 def test_every_measurement_is_a_number_in_its_range(finished):
     measured = finished[2].measured
     names = {"bleu", "chrf", "entropy", "row_sum", "zeros", "empty_rows", "variance_ratio", "top_share", "anisotropy"}
-    assert set(measured) == names | {"frequent", "frequent_keys"}  # 128 tokens are too few to be distant
+    assert set(measured) == names | {"frequent", "frequent_keys", "source_use"}  # 128 tokens are too few to be distant
     assert all(math.isfinite(value) for value in measured.values())
     for name in ("zeros", "empty_rows", "top_share", "frequent", "frequent_keys"):
         assert 0 <= measured[name] <= 1

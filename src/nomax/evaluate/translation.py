@@ -1,13 +1,13 @@
 """Translations of a corpus, their BLEU and chrF, and the perplexity of the text itself."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from nomax.data.text import Corpus, Tokenizer
+from nomax.data.text import Corpus, Example, Tokenizer
 from nomax.data.text.batches import evaluation_batches
 from nomax.evaluate.translator import SEARCH, Search, Start, Translator, joined, silent
 from nomax.models import ReLUFormer
@@ -20,6 +20,7 @@ __all__ = [
     "Search",
     "Translations",
     "likelihood",
+    "nll",
     "quality",
     "references",
     "translate_corpus",
@@ -115,7 +116,19 @@ def likelihood(
 ) -> Likelihood:
     """How likely the model finds the target side of a corpus, cut as in its training."""
     examples = text_data.examples(config, corpus, tokenizer)
-    report = start(len(examples))
+    total, count = nll(model, config, examples, tokens, start(len(examples)))
+    return Likelihood(total, count, sum(len(pair.target) + 1 for pair in corpus.pairs()))
+
+
+@torch.inference_mode()
+def nll(
+    model: ReLUFormer,
+    config: TextConfig,
+    examples: Sequence[Example],
+    tokens: int = 4096,
+    report: Callable[[int], None] = lambda done: None,
+) -> tuple[float, int]:
+    """The negative log-likelihood of all tokens of the examples' targets, in nats, and how many these are."""
     config = replace(config, normalisation_penalty=0.0, entropy_penalty=0.0)
     total, count = 0.0, 0
     device = next(model.parameters()).device
@@ -124,7 +137,7 @@ def likelihood(
         total += float(measure(config, model, batch)["nll"].double())
         count += batch.tokens
         report(len(batch.numbers))
-    return Likelihood(total, count, sum(len(pair.target) + 1 for pair in corpus.pairs()))
+    return total, count
 
 
 def _library() -> Any:

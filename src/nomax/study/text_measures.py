@@ -1,6 +1,7 @@
 """What is measured of a model of text after its training, on the test split.
 
 loss      the negative log-likelihood of a token, in nats, without label smoothing and penalties: always
+          and, of translations, `source_use`
 bleu      sacrebleu's BLEU and chrF of greedy translations
 rows      how attention spreads: entropy of rows, share of weights that are zero, sum of rows; all attentions
 memory    what the feed-forward layers add: see `memories`
@@ -9,8 +10,9 @@ distance  where the encoder looks: see `distances`
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,7 +24,7 @@ from nomax.data.text import Corpus, Example
 from nomax.data.text.batches import pad
 from nomax.evaluate import TextRun as Trained
 from nomax.evaluate import load_text
-from nomax.evaluate.translation import Search, likelihood, quality, references, translate_corpus
+from nomax.evaluate.translation import Search, nll, quality, references, translate_corpus
 from nomax.models import ReLUFormer
 from nomax.nn import Attention
 from nomax.study.text_run import TextRun
@@ -40,10 +42,11 @@ def measure(run: TextRun, folder: Path, device: str, stop: Stop) -> dict[str, An
     """All that is measured, by column; None if asked to stop."""
     trained = load_text(folder, device)
     corpus = text_data.of_run(run.config, "test")
-    results: dict[str, Any] = {
-        "loss": likelihood(trained.model, trained.tokenizer, run.config, corpus).per_token,
-        "measured": {},
-    }
+    examples = text_data.examples(run.config, corpus, trained.tokenizer)
+    total, count = nll(trained.model, run.config, examples)
+    results: dict[str, Any] = {"loss": total / count, "measured": {}}
+    if trained.translates:
+        results["measured"]["source_use"] = source_use(trained, examples, results["loss"])
     some = first(corpus, run.test_pairs)
     for name in run.measures:
         if stop.asked:  # the next start does them all: they are short beside the training
@@ -61,6 +64,17 @@ def first(corpus: Corpus, pairs: int) -> Corpus:
         chosen.append(document)
         count += len(document.pairs)
     return Corpus(tuple(chosen), corpus.languages, corpus.title)
+
+
+def source_use(trained: Trained, examples: Sequence[Example], loss: float) -> float:
+    """By how much the loss rises if each example has the source of another, half of the test split away.
+
+    A model for which that is nothing does not translate, however well it predicts a target from its beginning.
+    """
+    half = len(examples) // 2
+    others = [replace(each, source=examples[i - half].source) for i, each in enumerate(examples)]
+    total, count = nll(trained.model, trained.config, others)
+    return total / count - loss
 
 
 def bleu(trained: Trained, corpus: Corpus) -> dict[str, float]:

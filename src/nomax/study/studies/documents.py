@@ -5,11 +5,12 @@
     nomax study documents --setup hour     one to two hours on two cores
 
 Documents are cut and joined to 128 … 2,048 tokens; every run has as many tokens in a step, and as many steps. It judges
-the loss on the test split, at equal length, and where the encoder's attention looks. What came out:
-results/documents/verdicts.md.
+the loss on the test split, at equal length, and where the encoder's attention looks: but only of models that use the
+source, which is measured, too. What came out: results/documents/verdicts.md.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from nomax.phi import SOFTMAX
 from nomax.study.figure import Figure
@@ -19,9 +20,9 @@ from nomax.study.statistics import Interval, contrast, paired
 from nomax.study.text_figure import Panel, figure
 from nomax.study.text_measures import FAR, FREQUENT
 from nomax.study.text_run import KINDS, TextRun
-from nomax.study.text_scores import MARGIN, basis, judged, lead, loss, measurement, nats, spread, turned
+from nomax.study.text_scores import MARGIN, basis, collected, judged, lead, loss, measurement, nats, spread, turned
 from nomax.study.text_setup import TextSetup
-from nomax.study.verdict import Verdict, above, worst
+from nomax.study.verdict import Outcome, Verdict, above, worst
 
 TITLE = "Is ReLU attention better for long documents?"
 CLAIMS = ("S-long", "S-distant")
@@ -54,12 +55,18 @@ def figures(rows: Sequence[TextRow], setup: TextSetup) -> list[Figure]:
         Panel("on frequent pieces", measurement("frequent")),
         Panel("entropy (nats)", measurement("entropy")),
     ]
+    source = [Panel("the source's worth (nats)", measurement("source_use"))]
+    told = (
+        "By how much the loss rises if every document is given the source of another. Where that is nothing, a model "
+        "continues the target, and does not translate."
+    )
     caption = (
         f"Left: the share of a row's weight on keys more than {FAR} tokens away. Middle: on the {FREQUENT} most "
         "frequent pieces of the text: commas, full stops, stop words. Both of the encoder. Right: of all attentions."
     )
     return [
         _figure(rows, quality, "documents", "Translation by the length of documents", BLEU),
+        _figure(rows, source, "documents-source", "What the source is worth", told),
         _figure(rows, looks, "documents-looks", "Where attention looks in documents", caption),
     ]
 
@@ -85,12 +92,12 @@ def _grows(rows: Sequence[TextRow], setup: TextSetup) -> Verdict:
     sentence = (
         f"The loss of ReLUFormer is lower than that of softmax by {nats(at_short)} below {LONG} tokens and by "
         f"{nats(at_long)} from there on; the lead grows by {nats(growth)} ({basis(rows, cells)}; by length {listed}). "
-        f"{BLEU} Reproduced if the three intervals are above −{MARGIN:g}, 0 and 0, contradicted if one is below."
+        f"{BLEU} Reproduced if the three intervals are above −{MARGIN:g}, 0 and 0, contradicted if one is below"
     )
     outcome = worst([above(at_short, -MARGIN), above(at_long, 0), above(growth, 0)])
     by_length = {length: contrast([cells[length]]) for length in sorted(cells)}
     numbers = {"short": at_short, "long": at_long, "growth": growth, "by length": by_length}
-    return judged("S-long", outcome, sentence, rows, setup, numbers)
+    return _if_translated("S-long", outcome, sentence, rows, setup, numbers)
 
 
 def _difference(first: dict[int, Sequence[float]], second: dict[int, Sequence[float]]) -> Interval:
@@ -114,7 +121,27 @@ def _distant(rows: Sequence[TextRow], setup: TextSetup) -> Verdict:
         f"their weight on keys beyond {FAR} tokens than softmax, and {spread(found['frequent'], signed=True)} more on "
         f"the {FREQUENT} most frequent pieces (commas, stop words), which are {share:.2f} of all. The paper shows this "
         "in maps of single heads at 1,024 tokens. Reproduced if the first interval is above 0 and the second below, "
-        "contradicted if one lies on the other side."
+        "contradicted if one lies on the other side"
     )
     outcome = worst([above(found["distant"], 0), above(turned(found["frequent"]), 0)])
-    return judged("S-distant", outcome, sentence, rows, setup, {**found, "share of frequent pieces": share})
+    return _if_translated("S-distant", outcome, sentence, rows, setup, {**found, "share of frequent pieces": share})
+
+
+def _if_translated(
+    claim: str, outcome: Outcome, sentence: str, rows: Sequence[TextRow], setup: TextSetup, numbers: dict[str, Any]
+) -> Verdict:
+    """The verdict, or that nothing is decided, where models of long documents make nothing of their sources."""
+    long = [row for row in rows if row.tokens >= LONG]
+    ours, softmax = (
+        pooled(collected(where(long, attention=kind), lambda row: row.tokens, measurement("source_use")))
+        for kind in (OURS, SOFTMAX)
+    )
+    reads = all(above(use, MARGIN) == "reproduced" for use in (ours, softmax))
+    said = (
+        f"From {LONG} tokens on the source of another document costs ReLUFormer {nats(ours)} and softmax "
+        f"{nats(softmax)}: they {'use theirs' if reads else 'hardly translate, so nothing is decided'}."
+    )
+    sentence += f", undecided unless both costs of another source are above {MARGIN:g}."
+    sentence = f"{sentence} {said}" if reads else f"{said} {sentence}"
+    numbers = {**numbers, "use of the source": {OURS: ours, SOFTMAX: softmax}}
+    return judged(claim, outcome if reads else "undecided", sentence, rows, setup, numbers)
