@@ -87,6 +87,31 @@ def test_a_run_and_its_saved_model_are_the_same_model(run: Path) -> None:
         _ = inside.data
 
 
+@pytest.mark.parametrize(
+    ("command", "output", "message"),
+    [
+        ("evaluate", "/dev/null", "is not a file"),
+        ("probe", "/dev/null", "is not a file"),
+        ("evaluate", "/proc/1/mine.json", "cannot be written"),
+        ("evaluate", "there/mine.json", "there cannot be written to"),
+    ],
+)
+def test_results_that_could_not_be_written_are_not_computed(
+    command: str,
+    output: str,
+    message: str,
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("there").write_text("a file, not a folder")
+    assert nomax(command, run, "--output", output, "--smoke", *(("--on", "digits") if command == "probe" else ())) > 0
+    assert message in capsys.readouterr().err
+    assert Path("/dev/null").is_char_device()
+
+
 def test_accuracy_is_that_of_the_logits_one_by_one(run: Path, tmp_path: Path) -> None:
     assert nomax("evaluate", run, "--output", tmp_path / "new" / "out.json", "--batch-size", 300) == 0
     (found,) = json.loads((tmp_path / "new" / "out.json").read_text())["results"]

@@ -1,13 +1,16 @@
 """Models on disk: what was saved is what is loaded, and what does not fit is named."""
 
+import hashlib
 import json
 import os
+import subprocess
 import sys
 import types
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from nomax import models
@@ -41,6 +44,20 @@ def test_a_loaded_model_is_the_saved_one_to_the_bit(tmp_path: Path, dtype: torch
         "config.json",
         "model.safetensors",
     ]
+
+
+def test_equal_models_make_equal_files_in_every_process(tmp_path: Path) -> None:
+    (tmp_path / "vocabulary.model").write_bytes(b"some")  # noted in the header, beside the format
+    program = "import sys, torch; from nomax import models; torch.manual_seed(0); "
+    program += "models.save(models.ReLUFormer(9, dim=4, heads=2, slots=3, max_length=4), sys.argv[1])"
+    digests = set()
+    for _ in range(4):
+        subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)
+        digests.add(hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest())
+    assert len(digests) == 1
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert list(file.metadata()) == ["format", "vocabulary.model"]
+    assert models.load(tmp_path).config.dim == 4
 
 
 def test_the_config_names_phi_and_every_field(tmp_path: Path) -> None:

@@ -293,6 +293,8 @@ def test_models_that_make_nothing_of_the_source_decide_nothing(idle: str) -> Non
 def test_the_best_exponent_is_judged_for_every_h(best: float, outcome: str) -> None:
     rows = text_results("text-phi", lambda row: 4.0 + 0.2 * abs(row.alpha - best))
     assert outcomes("text-phi", rows) == {"Q-text": outcome}
+    half = text_results("text-phi", lambda row: 4.0 + 0.2 * abs(row.alpha - 0.5))
+    assert outcomes("text-phi", half) == {"Q-text": "contradicted"}  # the second paper's answer
     noisy = text_results("text-phi", lambda row: 4.0, spread=0.5)
     assert outcomes("text-phi", noisy) == {"Q-text": "undecided"} or outcome == "contradicted"
 

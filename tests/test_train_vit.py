@@ -108,7 +108,7 @@ def test_a_run_that_is_not_finished_gives_its_newest_checkpoint(tmp_path, data):
         ({"model": "mu/5"}, "multiple of the patch"),
         ({"steps": 5, "epochs": 2.0}, "--steps and --epochs"),
         ({"steps": 5, "warmup": 5}, "warmup=5 must be less than steps=5"),
-        ({"lr": -1.0}, "lr=-1.0 must be at least 0"),
+        ({"lr": -1.0}, "lr=-1.0 must be a number of at least 0"),
         ({"recipe": "i1k", "model": "Ti/16"}, "--augmentation"),
         ({"augmentation": "heavy"}, "none, light1"),
     ],

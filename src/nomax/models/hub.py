@@ -49,7 +49,7 @@ def save(model: nn.Module, folder: str | Path, card: Mapping[str, object] | None
     if (folder / VOCABULARY).is_file():
         about[VOCABULARY] = hashlib.sha256((folder / VOCABULARY).read_bytes()).hexdigest()
     files: dict[str, Callable[[Path], object]] = {
-        WEIGHTS: lambda path: save_file(tensors, path, about),
+        WEIGHTS: lambda path: _write_weights(tensors, path, about),
         CONFIG: lambda path: path.write_text(json.dumps(settings, indent=2) + "\n", "utf-8"),
         CARD: lambda path: path.write_text(_card(kind, settings, model, card or {}), "utf-8"),
     }
@@ -61,6 +61,17 @@ def save(model: nn.Module, folder: str | Path, card: Mapping[str, object] | None
                 os.fsync(file.fileno())
         for name in files:
             os.replace(Path(aside, name), folder / name)
+
+
+def _write_weights(tensors: dict[str, Tensor], path: Path, about: dict[str, str]) -> None:
+    """Write a safetensors file, the same one for the same content: its library puts `about` into any order."""
+    save_file(tensors, path, about)
+    with path.open("rb+") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = about
+        file.seek(8)
+        file.write(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size))
 
 
 def load(name: str | Path, revision: str | None = None) -> Any:

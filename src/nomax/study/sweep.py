@@ -93,21 +93,21 @@ def best_alpha(rows: Sequence[AnyRow], score: Callable[[AnyRow], float | None]) 
     return best(whole, grid) if whole and len(grid) > 1 else None
 
 
-def lead_of_near(rows: Sequence[AnyRow], score: Callable[[AnyRow], float | None]) -> list[float]:
+def lead_of_near(rows: Sequence[AnyRow], score: Callable[[AnyRow], float | None], within: float = NEAR) -> list[float]:
     """By how much a line's best α close to 1 beats its best α further away, for each seed that has every α.
 
     Which α is the best of each kind is what the other seeds say, so that a lucky run is not chosen for being lucky.
     It makes the seeds depend on each other: intervals are to be taken over lines and lengths.
     """
     grid, whole = _curves(rows, score)
-    near = [abs(alpha - 1) <= NEAR for alpha in grid]
+    near = [abs(alpha - 1) <= within for alpha in grid]
     return chosen_elsewhere(whole, near) if len(whole) > 1 and len(set(near)) == 2 else []
 
 
-def near_by_chance(rows: Sequence[AnyRow]) -> float:
+def near_by_chance(rows: Sequence[AnyRow], within: float = NEAR) -> float:
     """The share of the α of a grid that is close to 1."""
     grid = sorted({row.alpha for row in rows})
-    return fmean([abs(alpha - 1) <= NEAR for alpha in grid]) if grid else float("nan")
+    return fmean([abs(alpha - 1) <= within for alpha in grid]) if grid else float("nan")
 
 
 def _curves(rows: Sequence[AnyRow], score: Callable[[AnyRow], float | None]) -> tuple[list[float], list[list[float]]]:

@@ -33,7 +33,7 @@ from nomax.train.stop import Stop
 
 TOP = 0.002  # the paper's share of entries that hold most of softmax's weight
 FAR = 64  # tokens: a key farther away than this is distant
-FREQUENT = 30  # so many of the most frequent pieces of the source: commas, full stops, "the", "and", …
+FREQUENT = 30  # so many of the most frequent pieces: "the", commas, and parts of words where pieces are few
 GREEDY = Search(beams=1)
 EXAMPLES = 24  # that are looked into with all of their weights
 
@@ -152,11 +152,13 @@ def anisotropy(values: Tensor) -> float:
 
 @torch.inference_mode()
 def distances(trained: Trained, corpus: Corpus) -> dict[str, float]:
-    """Where the encoder's attention (of a language model the decoder's) looks: means over rows that are not all zero.
+    """Where the encoder's attention (of a language model the decoder's) looks.
+
+    Means over the rows that are not all zero, then over examples and layers.
 
     distant: the share of a row's weight on keys that are more than 64 tokens away; sequences that are shorter than
         twice that are left out.
-    frequent: the share on the 30 most frequent pieces of the test text, which are commas, full stops and stop words.
+    frequent: the share on the 30 most frequent pieces of these examples, which stand in for commas and stop words.
     frequent_keys: how many of the keys are such pieces, which would be the share of attention that looks everywhere.
     """
     examples = _examples(trained, corpus)

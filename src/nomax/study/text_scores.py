@@ -71,7 +71,7 @@ def spread(interval: Interval, digits: int = 3, signed: bool = False, unit: str 
         return f"{value:{sign}.{digits}f}".replace("-", "−") if value == value else "unknown"
 
     if not interval.known:
-        return f"{said(interval.mean)}{unit} (no interval: fewer than two seeds)"
+        return f"{said(interval.mean)}{unit} (no interval: too few runs)"
     return f"{said(interval.mean)}{unit} [{said(interval.low)}, {said(interval.high)}]"
 
 
@@ -100,5 +100,5 @@ def judged(
 ) -> Verdict:
     """A verdict, or that there is nothing to judge, where a number that it rests on is not known."""
     if any(number.mean != number.mean for number in numbers.values() if isinstance(number, Interval)):
-        outcome, sentence, numbers = "undecided", "No seed has all runs that this compares: nothing to judge.", {}
+        outcome, sentence, numbers = "undecided", "The runs that this compares are not all there: nothing to judge.", {}
     return Verdict(claim, settled(outcome, rows), sentence, scale(rows, setup), seeds(rows), plain(numbers))

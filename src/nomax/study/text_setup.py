@@ -153,7 +153,7 @@ SETUPS = {
             "smoke",
             dim=32,
             layers=1,
-            vocabulary=300,
+            vocabulary=340,
             slots=(32, 512),
             base_slots=32,
             length=64,

@@ -43,6 +43,7 @@ def train(options: Options, title: str, jobs_of: Callable[[], Sequence[Job]]) ->
     """Train what the options ask for. Exit codes: 0 finished, 1 failed, 2 wrong options, 130 and 143 stopped."""
     console = Console(highlight=False)
     try:
+        distributed.check_device(options.device)
         jobs = jobs_of()
     except (ValueError, OSError, ImportError) as error:
         print(f"nomax {title}: {error}", file=sys.stderr)
@@ -50,7 +51,7 @@ def train(options: Options, title: str, jobs_of: Callable[[], Sequence[Job]]) ->
     command = spelled(options, title)
     with distributed.world(options.device) as world, Stop() as stop:
         if options.parallel and len(jobs) > 1:
-            code = train_in_parallel(jobs, command, stop, console, options.tensorboard)
+            code = explained(partial(train_in_parallel, jobs, command, stop, console, options.tensorboard), title)
         else:
             code = 0
             for config, folder in jobs:

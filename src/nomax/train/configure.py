@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nomax.data import ArraySource, Source
 from nomax.train.config import VisionConfig
+from nomax.train.loop_config import check_amount
 from nomax.train.phis import slug
 from nomax.train.recipes import RECIPES
 
@@ -31,6 +32,7 @@ def configure(options: "Options", phi: str, train: Source) -> VisionConfig:
     """The recipe, fitted to the data, with whatever the options change."""
     recipe = RECIPES[options.recipe]
     given = {name: value for name, value in vars(options).items() if value is not None}
+    check_amount(given)
     model: dict[str, Any] = {"phi": phi, "channels": _channels(train)}
     if options.recipe == "small" and _size(train):
         model["image_size"] = _size(train)
@@ -47,8 +49,6 @@ def configure(options: "Options", phi: str, train: Source) -> VisionConfig:
     config = replace(config, **{name: value for name, value in given.items() if name in known})
     if options.smoke:
         config = _shrunk(config, given)
-    if "steps" in given and "epochs" in given:
-        raise ValueError("--steps and --epochs say the same thing: give one of them.")
     if "steps" in given:
         config = replace(config, epochs=0.0)
     elif config.epochs:

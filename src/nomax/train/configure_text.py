@@ -11,6 +11,7 @@ from nomax.models import ReLUFormerConfig
 from nomax.models.hub import VOCABULARY
 from nomax.train import command, text_data
 from nomax.train import run as run_folder
+from nomax.train.loop_config import check_amount
 from nomax.train.phis import slug, spoken
 from nomax.train.text_config import TextConfig
 from nomax.train.text_options import TextOptions
@@ -54,8 +55,7 @@ def jobs(options: TextOptions, task: str, languages: tuple[str, ...] | None) -> 
 def configure(options: TextOptions, phi: str, task: str, languages: tuple[str, ...] | None = None) -> TextConfig:
     """The recipe with whatever the options change, but for what depends on the text itself: see `fitted`."""
     given = {name: value for name, value in vars(options).items() if value is not None}
-    if "steps" in given and "epochs" in given:
-        raise ValueError("--steps and --epochs say the same thing: give one of them.")
+    check_amount(given)
     model = {name: given[name] for name in MODEL_OPTIONS if name in given}
     if options.smoke:
         model = {**SMOKE_MODEL, **({"encoder_layers": 1} if task == "translate" else {}), **model}

@@ -56,6 +56,15 @@ def chosen(device: str) -> str:
     return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 
+def check_device(device: str) -> None:
+    """Raise a ValueError unless a tensor can be made there."""
+    try:
+        torch.zeros(1, device=torch.device(chosen(device))).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        said = str(error).partition(". ")[0].partition("\n")[0]
+        raise ValueError(f"--device {device} cannot be used here: {said}. Give cpu, or leave it out.") from error
+
+
 @contextmanager
 def world(device: str = "auto") -> Iterator[World]:
     """Join the processes that torchrun started, if it did; "auto" takes a GPU where there is one."""

@@ -1,5 +1,6 @@
 """What differs between runs of images and runs of text. Everything else about a run is the same for both."""
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -96,7 +97,7 @@ class _Vision:
         _save(models.ViT.from_config(config.model), weights, folder, card)
 
     def advice(self, config: VisionConfig, folders: list[Path]) -> str:
-        names = " ".join(map(str, folders))
+        names = shlex.join(map(str, folders))
         return f"nomax probe {names} (few-shot accuracy), or nomax.train.load_run({str(folders[0])!r})"
 
 
@@ -129,7 +130,7 @@ class _Text:
         return {
             "φ": spoken(result["phi"]),
             "perplexity": f"{result['valid_perplexity']:.4g}",
-            "valid loss": f"{result['valid_loss']:.4f}",
+            "nats per token": f"{result['valid_nll']:.4f}",
             "accuracy": f"{result['valid_accuracy']:.2%}",
             "steps": str(result["steps"]),
             "tokens/s": f"{result['tokens_per_second']:.0f}",
@@ -156,11 +157,11 @@ class _Text:
 
     def advice(self, config: TextConfig, folders: list[Path]) -> str:
         test = text_data.has_test(config)
-        evaluate = f"nomax evaluate {' '.join(map(str, folders))}{'' if test else ' --split valid'}"
+        evaluate = f"nomax evaluate {shlex.join(map(str, folders))}{'' if test else ' --split valid'}"
         if config.task == "language":
             split = "test" if test else "validation"
             return f"{evaluate} (perplexity on the {split} split), or nomax.train.load_text_run({str(folders[0])!r})"
-        return f"{evaluate} (BLEU), or nomax translate {folders[0]} < in.txt > out.txt"
+        return f"{evaluate} (BLEU), or nomax translate {shlex.quote(str(folders[0]))} < in.txt > out.txt"
 
 
 _VISION, _TEXT = _Vision(), _Text()

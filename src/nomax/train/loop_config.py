@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,8 +52,10 @@ class LoopConfig:
         least = {"steps": 1, "batch_size": 1, "accumulate": 1, "keep": 1, "log_every": 1, "checkpoint_every": 1}
         least |= dict.fromkeys(("lr", "warmup", "weight_decay", "clip", "evaluate_every", "threads", "ema"), 0)
         for name, bound in least.items():
-            if not getattr(self, name) >= bound:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least {bound}.")
+            if not bound <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)} must be a number of at least {bound}.")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed={self.seed} must be from 0 to 2^63 - 1.")
         for name in ("ema", "beta1", "beta2"):
             if not getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be below 1.")
@@ -65,6 +68,14 @@ class LoopConfig:
 
 
 Config = TypeVar("Config", bound=LoopConfig)
+
+
+def check_amount(given: Mapping[str, Any]) -> None:
+    """Raise a ValueError unless options say once at most, and in a number above 0, how long to train."""
+    if "steps" in given and "epochs" in given:
+        raise ValueError("--steps and --epochs say the same thing: give one of them.")
+    if "epochs" in given and not 0 < given["epochs"] < math.inf:
+        raise ValueError(f"--epochs {given['epochs']:g} must be a number above 0.")
 
 
 def to_json(config: LoopConfig) -> str:

@@ -1,5 +1,6 @@
 """What a run of text is told, a translation's or a language model's; config.json in the run folder holds it."""
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -48,9 +49,9 @@ class TextConfig(LoopConfig):
         super().check()
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing={self.label_smoothing} must be at least 0 and below 1.")
-        for name in ("normalisation_penalty", "entropy_penalty"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 0.")
+        for name in ("normalisation_penalty", "entropy_penalty", "margin"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)} must be a number of at least 0.")
         activation = Phi.parse(self.model.phi).activation
         if self.penalised and activation not in ROW_MAPS and not ACTIVATIONS[activation].nonnegative:
             raise ValueError(

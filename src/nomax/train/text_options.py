@@ -21,7 +21,7 @@ class TextOptions:
     valid: str | None = None
     """Data to evaluate on during the training, where --data has no valid split."""
     documents: int | None = None
-    """Learn from documents cut and joined to so many tokens (128 to 4,096), or, with 0, from single segments."""
+    """Learn from documents cut and joined to so many tokens, such as 128 to 4,096, or, with 0, from single segments."""
     vocabulary: int | None = None
     """Pieces of the vocabulary, learned from the training split."""
 

@@ -55,9 +55,10 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Return 0, or 2 if the options cannot be served."""
+    """Return 0, 2 if the options cannot be served, or 1 if the results cannot be written."""
     console = Console()
     try:
+        terminal.check_output(options.output)
         runs = load_mixed(options.runs, options.device)
         images = [one for one in runs if isinstance(one, Run)]
         texts = [one for one in runs if isinstance(one, TextRun)]
@@ -72,10 +73,7 @@ def run(options: Options) -> int:
             console.print(note)
     evaluate_text.show(read, options.smoke, console)
     found += read
-    if options.output is not None:
-        terminal.write_json(options.output, {"smoke": options.smoke, "results": found})
-        console.print(f"Written: {options.output}", highlight=False)
-    return 0
+    return terminal.output("evaluate", options.output, {"smoke": options.smoke, "results": found}, console)
 
 
 def _evaluate(options: Options, one: Run, progress: Progress) -> dict[str, Any]:

@@ -54,9 +54,10 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Return 0, or 2 if the options cannot be served."""
+    """Return 0, 2 if the options cannot be served, or 1 if the results cannot be written."""
     console = Console()
     try:
+        terminal.check_output(options.output)
         seeds = tuple(range(options.seeds))
         fewshot.check_numbers(options.shots, seeds, (options.l2,))
         sets = probe_sets(options.on)
@@ -77,11 +78,8 @@ def run(options: Options) -> int:
     except terminal.EXPECTED as error:
         return terminal.tell("probe", error)
     console.print(_table(options, [run.title for run in runs], found))
-    if options.output is not None:
-        settings = {"shots": options.shots, "seeds": seeds, "l2": options.l2, "smoke": options.smoke}
-        terminal.write_json(options.output, settings | {"results": found})
-        console.print(f"Written: {options.output}", highlight=False)
-    return 0
+    settings = {"shots": options.shots, "seeds": seeds, "l2": options.l2, "smoke": options.smoke}
+    return terminal.output("probe", options.output, settings | {"results": found}, console)
 
 
 def _probe(

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +51,30 @@ def write(path: Path, content: bytes) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Write plain data and dataclasses as JSON; a NaN, which JSON does not have, becomes null."""
     write(path, (json.dumps(_plain(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
+
+
+def check_output(path: Path | None) -> None:
+    """Raise now, rather than when all is computed, if results cannot be written to this file."""
+    if path is None:
+        return
+    if path.exists() and not path.is_file():
+        raise ValueError(f"--output {path} is not a file: name one that may be written, or a new one.")
+    there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+    if not os.access(there, os.W_OK) or (there != path.absolute() and not there.is_dir()):
+        raise ValueError(f"--output {path}: {there} cannot be written to.")
+
+
+def output(command: str, path: Path | None, content: Any, console: Console) -> int:
+    """Write results as JSON, if a file was named for them, and return the exit code."""
+    if path is None:
+        return 0
+    try:
+        write_json(path, content)
+    except OSError as error:
+        tell(command, OSError(f"--output {path} cannot be written: {error.strerror or error}."))
+        return 1
+    console.print(f"Written: {path}", highlight=False)
+    return 0
 
 
 def _plain(content: Any) -> Any:

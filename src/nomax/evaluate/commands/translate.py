@@ -49,6 +49,8 @@ class Options:
 def run(options: Options) -> int:
     """Return 0, 1 if some input cannot be translated, or 2 if the options cannot be served."""
     try:
+        if sys.stdin is None or sys.stdout is None:
+            raise ValueError("standard input and output are both needed, and one of them is closed.")
         stream = _stream(options, load_text(options.run, options.device))
     except terminal.EXPECTED as error:
         return terminal.tell("translate", error)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
 import tyro
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -35,6 +34,7 @@ from nomax.study.setup import Setup
 from nomax.study.store import Store
 from nomax.study.text_run import TextRun
 from nomax.study.text_setup import TextSetup
+from nomax.train.distributed import check_device
 from nomax.train.stop import Stop
 
 if TYPE_CHECKING:
@@ -279,17 +279,8 @@ def _check_writable(option: str, folder: Path) -> None:
 
 def _check_device(options: Options) -> None:
     """Raise if runs cannot be done on the device; that of a cluster is not there to be tried."""
-    if options.device in (None, "auto"):
-        return
-    try:
-        device = torch.device(options.device)
-        if options.launcher == "processes" or "cluster=local" in options.submit:
-            torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        said = str(error).partition(". ")[0].partition("\n")[0]
-        raise ValueError(
-            f"--device {options.device} cannot be used here: {said}. Give cpu, or leave it out."
-        ) from error
+    if options.launcher == "processes" or "cluster=local" in options.submit:
+        check_device(options.device or "auto")
 
 
 def _launcher(options: Options, store: Store, command: str, runs: int) -> Launcher:

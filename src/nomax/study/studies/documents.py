@@ -62,7 +62,8 @@ def figures(rows: Sequence[TextRow], setup: TextSetup) -> list[Figure]:
     )
     caption = (
         f"Left: the share of a row's weight on keys more than {FAR} tokens away. Middle: on the {FREQUENT} most "
-        "frequent pieces of the text: commas, full stops, stop words. Both of the encoder. Right: of all attentions."
+        "frequent pieces of what was looked at: stop words and commas, but parts of words, too, where pieces are few. "
+        "Both of the encoder. Right: of all attentions."
     )
     return [
         _figure(rows, quality, "documents", "Translation by the length of documents", BLEU),
@@ -119,9 +120,9 @@ def _distant(rows: Sequence[TextRow], setup: TextSetup) -> Verdict:
     sentence = (
         f"From {LONG} tokens on rows of ReLUFormer's encoder have {spread(found['distant'], signed=True)} more of "
         f"their weight on keys beyond {FAR} tokens than softmax, and {spread(found['frequent'], signed=True)} more on "
-        f"the {FREQUENT} most frequent pieces (commas, stop words), which are {share:.2f} of all. The paper shows this "
-        "in maps of single heads at 1,024 tokens. Reproduced if the first interval is above 0 and the second below, "
-        "contradicted if one lies on the other side"
+        f"the {FREQUENT} most frequent pieces, which stand in for commas and stop words and are {share:.2f} of all. "
+        "The paper shows this in maps of single heads at 1,024 tokens. Reproduced if the first interval is above 0 and "
+        "the second below, contradicted if one lies on the other side"
     )
     outcome = worst([above(found["distant"], 0), above(turned(found["frequent"]), 0)])
     return _if_translated("S-distant", outcome, sentence, rows, setup, {**found, "share of frequent pieces": share})
