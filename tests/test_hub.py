@@ -56,7 +56,7 @@ def test_equal_models_make_equal_files_in_every_process(tmp_path: Path) -> None:
         digests.add(hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest())
     assert len(digests) == 1
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
-        assert list(file.metadata()) == ["format", "vocabulary.model"]
+        assert set(file.metadata()) == {"format", "vocabulary.model"}
     assert models.load(tmp_path).config.dim == 4
 
 
