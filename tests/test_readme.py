@@ -44,7 +44,7 @@ def test_the_results_of_training_are_what_the_commands_wrote():
 def test_the_figures_and_verdicts_are_those_of_the_studies():
     results = Path(__file__).parent.parent / "results"
     assert (results / "report.md").read_text().strip() in README
-    for name in ("alpha", "scaling"):
+    for name in ("alpha", "scaling", "memory"):
         assert f"(results/{name}/{name}.svg)" in README
         assert f"\n    {json.loads((results / name / 'study.json').read_text())['command']}\n" in README
     verdicts = [row for path in results.glob("*/verdicts.json") for row in json.loads(path.read_text())]
