@@ -16,10 +16,11 @@ from nomax.phi import SOFTMAX
 from nomax.study import sweep
 from nomax.study.figure import Figure
 from nomax.study.row import TextRow, where
-from nomax.study.scores import over_settings
+from nomax.study.scores import over_settings, pooled
 from nomax.study.text_figure import Panel, figure
 from nomax.study.text_run import TextRun
 from nomax.study.text_scores import basis, judged, loss, nats, quality
+from nomax.study.text_scores import lead as by_seed
 from nomax.study.text_setup import TextSetup
 from nomax.study.verdict import Verdict, above
 
@@ -71,7 +72,7 @@ def verdicts(rows: Sequence[TextRow], setup: TextSetup) -> list[Verdict]:
     listed = ", ".join(f"{name} {place.place:g}" for name, place in best.items())
     sentence = (
         f"The best α within {NEAR:g} of 1 is ahead of the best further away, both as the other seeds choose them, by "
-        f"{nats(lead)} ({basis(swept, cells)}; the interval is over the h). "
+        f"{nats(lead)}{_over_half(swept)} ({basis(swept, cells)}; the first interval is over the h). "
         f"The lowest mean lies within {NEAR:g} of 1 for {near} of {len(best)} h "
         f"(a random choice from the grid: {sweep.near_by_chance(swept, NEAR):.0%}). "
         f"Best α: {listed}. {_levels(rows)}Reproduced if the interval is above 0, contradicted if below."
@@ -83,6 +84,12 @@ def verdicts(rows: Sequence[TextRow], setup: TextSetup) -> list[Verdict]:
         "best": {name: [place.place, place.low, place.high] for name, place in best.items()},
     }
     return [judged("Q-text", above(lead, 0), sentence, rows, setup, numbers)]
+
+
+def _over_half(rows: Sequence[TextRow]) -> str:
+    """By how much 1 is ahead of the second paper's exponent, if both are there."""
+    ahead = pooled(by_seed(where(rows, alpha=1.0), where(rows, alpha=0.5), lambda row: row.activation))
+    return f", and 1 is ahead of ½ by {nats(ahead)}" if ahead.mean == ahead.mean else ""
 
 
 def _levels(rows: Sequence[TextRow]) -> str:
