@@ -70,8 +70,10 @@ def _write_weights(tensors: dict[str, Tensor], path: Path, about: dict[str, str]
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
         header["__metadata__"] = about
-        file.seek(8)
-        file.write(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) <= size:  # else some name is spelled otherwise, and the file is right as it is
+            file.seek(8)
+            file.write(text.ljust(size))
 
 
 def load(name: str | Path, revision: str | None = None) -> Any:

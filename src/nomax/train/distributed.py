@@ -56,10 +56,12 @@ def chosen(device: str) -> str:
     return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 
-def check_device(device: str) -> None:
-    """Raise a ValueError unless a tensor can be made there."""
+def check_device(device: str, here: bool = True) -> None:
+    """Raise a ValueError unless torch knows such a device and, if it is to be here, can make a tensor there."""
     try:
-        torch.zeros(1, device=torch.device(chosen(device))).item()
+        known = torch.device(chosen(device))
+        if here:
+            torch.zeros(1, device=known).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         said = str(error).partition(". ")[0].partition("\n")[0]
         raise ValueError(f"--device {device} cannot be used here: {said}. Give cpu, or leave it out.") from error

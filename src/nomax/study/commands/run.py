@@ -279,8 +279,7 @@ def _check_writable(option: str, folder: Path) -> None:
 
 def _check_device(options: Options) -> None:
     """Raise if runs cannot be done on the device; that of a cluster is not there to be tried."""
-    if options.launcher == "processes" or "cluster=local" in options.submit:
-        check_device(options.device or "auto")
+    check_device(options.device or "auto", options.launcher == "processes" or "cluster=local" in options.submit)
 
 
 def _launcher(options: Options, store: Store, command: str, runs: int) -> Launcher:

@@ -9,6 +9,7 @@ there are no penalties. It judges where the loss on the test split is lowest. Wh
 results/text-phi/verdicts.md.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -17,6 +18,7 @@ from nomax.study import sweep
 from nomax.study.figure import Figure
 from nomax.study.row import TextRow, where
 from nomax.study.scores import over_settings, pooled
+from nomax.study.statistics import Interval
 from nomax.study.text_figure import Panel, figure
 from nomax.study.text_run import TextRun
 from nomax.study.text_scores import basis, judged, loss, nats, quality
@@ -68,11 +70,12 @@ def verdicts(rows: Sequence[TextRow], setup: TextSetup) -> list[Verdict]:
     cells = {name: leads for name, here in by_h.items() if (leads := sweep.lead_of_near(here, quality, NEAR))}
     best = {name: place for name, here in by_h.items() if (place := sweep.best_alpha(here, quality)) is not None}
     lead = over_settings(cells)
+    over_half = pooled(by_seed(where(swept, alpha=1.0), where(swept, alpha=0.5), lambda row: row.activation))
     near = sum(abs(place.place - 1) <= NEAR for place in best.values())
     listed = ", ".join(f"{name} {place.place:g}" for name, place in best.items())
     sentence = (
         f"The best α within {NEAR:g} of 1 is ahead of the best further away, both as the other seeds choose them, by "
-        f"{nats(lead)}{_over_half(swept)} ({basis(swept, cells)}; the first interval is over the h). "
+        f"{nats(lead)}{_said(over_half)} ({basis(swept, cells)}; the first interval is over the h). "
         f"The lowest mean lies within {NEAR:g} of 1 for {near} of {len(best)} h "
         f"(a random choice from the grid: {sweep.near_by_chance(swept, NEAR):.0%}). "
         f"Best α: {listed}. {_levels(rows)}Reproduced if the interval is above 0, contradicted if below."
@@ -80,16 +83,16 @@ def verdicts(rows: Sequence[TextRow], setup: TextSetup) -> list[Verdict]:
     numbers = {
         "lead": lead,
         "h whose best is near": [near, len(best)],
+        "lead over ½": list(dataclasses.astuple(over_half)),
         "by chance": sweep.near_by_chance(swept, NEAR),
         "best": {name: [place.place, place.low, place.high] for name, place in best.items()},
     }
     return [judged("Q-text", above(lead, 0), sentence, rows, setup, numbers)]
 
 
-def _over_half(rows: Sequence[TextRow]) -> str:
+def _said(over_half: Interval) -> str:
     """By how much 1 is ahead of the second paper's exponent, if both are there."""
-    ahead = pooled(by_seed(where(rows, alpha=1.0), where(rows, alpha=0.5), lambda row: row.activation))
-    return f", and 1 is ahead of ½ by {nats(ahead)}" if ahead.mean == ahead.mean else ""
+    return f", and 1 is ahead of ½ by {nats(over_half)}" if over_half.mean == over_half.mean else ""
 
 
 def _levels(rows: Sequence[TextRow]) -> str:
