@@ -141,11 +141,13 @@ def test_a_dry_run_lists_the_runs_with_their_times_and_makes_nothing(small, tmp_
 def test_shards_in_stores_of_their_own_are_merged_into_the_whole(small, tmp_path, capsys):
     stores = [str(tmp_path / name) for name in ("one", "two")]
     out = ["--out", str(tmp_path / "out")]
+    published = False
     for number, store in enumerate(stores, 1):
         assert study(*small, "--store", store, "--shard", f"{number}/2", *out) == 0
-        alone = len(Store(store).rows()) == 6  # it may happen: where a run goes depends on its key
+        alone = len(Store(store).rows()) == 6  # it may happen: where a run goes depends on its key, so on the folder
         assert ("nomax study merge" in capsys.readouterr().out) == (not alone)
-        assert (tmp_path / "out").exists() == alone
+        published = published or alone
+        assert (tmp_path / "out").exists() == published
     assert sum(len(Store(store).rows()) for store in stores) == 6
     whole = str(tmp_path / "whole")
     assert study(*stores, "--store", whole, command=merge) == 0
