@@ -27,6 +27,7 @@ SMALL = {
 KINDS = {
     "ReLUFormer": {},
     "one gain per layer": {"learned_gain": "layer"},
+    "γ fixed": {"learned_gain": None, "gamma": 2.5},
     "softmax": {"phi": "softmax", "learned_gain": None},
     "ReLU put in directly": {"phi": "relu", "learned_gain": None},
     "relu/L": {"phi": "relu/L", "learned_gain": None},
@@ -91,6 +92,8 @@ class Formulas:
             return weights / n
         if self.config.phi == "relu":
             return weights
+        if self.config.learned_gain is None:
+            return weights / (self.config.gamma * np.sqrt(n / 2))
         gain = self.state[f"{name}.gain"].reshape(-1, 1, 1)  # √2/γ, where it is learned
         return gain * weights / np.sqrt(n)
 
@@ -330,6 +333,21 @@ def test_a_model_starts_with_embedded_tokens_and_logits_of_variance_1() -> None:
     assert float(model.decoder[1].source_attention.gain[3].detach()) == pytest.approx(math.sqrt(2))
 
 
+@torch.no_grad()
+def test_rows_of_a_new_model_sum_to_one_where_gamma_fits_their_keys() -> None:
+    keys, sums = 256, []
+    model = ReLUFormer(2000, dim=128, heads=2, encoder_layers=2, gamma=math.sqrt(keys / math.pi)).eval()
+    for layer in model.encoder:
+        layer.attention.register_forward_pre_hook(
+            lambda module, given: sums.append(module.weights(given[0]).sum(-1).mean())
+        )
+    model.encode(torch.randint(3, 2000, (4, keys)))
+    assert len(sums) == 2
+    for total in sums:
+        assert 0.6 < float(total) < 1.6  # scores are not quite independent; with γ = 1 it would be 9
+    assert float(model.encoder[0].attention.gain[1]) == pytest.approx(math.sqrt(2 * math.pi / keys))
+
+
 def test_dropout_is_for_training_only() -> None:
     model = made(dropout=0.3)
     source, target = padded(*SOURCES), padded(*TARGETS)
@@ -394,6 +412,9 @@ def test_a_config_survives_json_and_makes_the_same_model() -> None:
         ({"phi": "relu/L, L=keys"}, "counts padding and what comes later"),
         ({"phi": "softmax"}, "phi='softmax' normalises each row itself.*learned_gain=None"),
         ({"phi": "entmax15", "learned_gain": "layer"}, "instead of 'layer'"),
+        ({"gamma": 0.0}, "gamma=0.0 must be a number above 0"),
+        ({"gamma": math.nan}, "gamma=nan must be a number above 0"),
+        ({"phi": "softmax", "learned_gain": None, "gamma": 2.0}, "gamma=2.0 must be .* 1 for a φ that normalises"),
         ({"memory_phi": "rellu"}, "did you mean 'relu'"),
         ({"memory_phi": "entmax15"}, "memory_phi='entmax15'"),
         ({"norm": "both"}, "norm='both' must be 'pre' or 'post'"),

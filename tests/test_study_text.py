@@ -30,7 +30,7 @@ HOUR = SETUPS["hour"]
 NAMES = ("text-rate", "memory", "relu-attention", "documents", "text-phi")
 SEEDS = (0, 1, 2)
 COUNTS = {
-    "text-rate": (4 + 3) * 3,
+    "text-rate": (5 + 5 + 3 + 3) * 3,
     "memory": 3 * 4 * 3,
     "relu-attention": 10 * 3,
     "documents": 2 * 5 * 3,
@@ -78,8 +78,12 @@ def test_kinds_of_attention_differ_in_nothing_but_attention_and_its_losses() -> 
         settings = dataclasses.asdict(run.config)
         for name in ("normalisation_penalty", "entropy_penalty"):
             settings.pop(name)
-        for name in ("phi", "learned_gain", "joined_norm"):
+        for name in ("phi", "joined_norm"):
             settings["model"].pop(name)
+        # ReLUFormer without any of its losses has the rate and the start of γ that were chosen for it with them.
+        own = settings["model"].pop("learned_gain") == "head"
+        numbers = settings.pop("lr"), settings["model"].pop("gamma")
+        assert numbers == ((HOUR.reluformer_lr, HOUR.gamma) if own else (HOUR.lr, 1.0))
         plain.append(settings)
     assert all(settings == plain[0] for settings in plain)
 
@@ -88,15 +92,25 @@ def test_documents_of_every_length_have_the_same_tokens_in_a_step_and_the_same_s
     runs = text_grid("documents", HOUR, (0,))
     assert {run.config.model.max_length for run in runs} == {128, 256, 512, 1024, 2048}
     assert len({(run.config.batch_size, run.config.steps) for run in runs}) == 1
-    assert runs[0].config.batch_size * runs[0].config.steps == HOUR.batch_size * HOUR.steps
+    assert runs[0].config.batch_size * runs[0].config.steps == HOUR.document_passes * HOUR.batch_size * HOUR.steps
+    for run in runs:
+        lengths = list(run.config.stages.values())
+        assert lengths == [length for length in HOUR.lengths if length <= run.config.model.max_length]
+        assert max(run.config.stages) == (0 if len(lengths) == 1 else 0.75 * run.config.steps)
 
 
-def test_the_choice_of_numbers_varies_the_rate_of_softmax_and_the_penalties_of_reluformer() -> None:
+def test_a_rate_that_is_given_is_that_of_every_run() -> None:
+    for run in text_grid("relu-attention", adapted(HOUR, lr=1e-3), (0,)):
+        assert run.config.lr == 1e-3
+
+
+def test_the_choice_of_numbers_varies_the_rates_and_one_number_of_reluformer_after_the_other() -> None:
     rows = text_results("text-rate", lambda row: 4.0 + row.lr + row.penalty)
     found = figures("text-rate", rows)
     assert {name: [line[1] for line in found[name].table.rows] for name in found} == {
-        "rate": [0.001, 0.002, 0.004, 0.008],
-        "penalty": [0.01, 0.1, 1.0],
+        "rate": [0.001, 0.002, 0.004, 0.008, 0.016] * 2,
+        "gamma": [1, 2.5, 6.4, 16],
+        "penalty": [0.01, 0.03, 0.1, 1.0],
     }
     assert {row.penalty for row in rows if row.attention == "softmax"} == {0.0}
     assert outcomes("text-rate", rows) == {}

@@ -97,7 +97,7 @@ def test_reluformer_has_a_learned_gain_and_penalties_and_its_peers_have_not():
         configure(translate.Options(penalty=penalty), phi, "translate")
         for phi, penalty in ((RELUFORMER, None), (RELUFORMER, 0.0), ("softmax", None), ("relu/L", None))
     )
-    assert (own.model.learned_gain, own.normalisation_penalty, own.entropy_penalty) == ("head", 0.1, 0.1)
+    assert (own.model.learned_gain, own.normalisation_penalty, own.entropy_penalty) == ("head", 0.03, 0.03)
     assert (factor.model.learned_gain, factor.penalised) == ("head", False)
     assert [(each.model.learned_gain, each.penalised) for each in (softmax, wortsman)] == [(None, False)] * 2
     one = configure(translate.Options(penalty=0.2, entropy_penalty=0.0), RELUFORMER, "translate")
@@ -128,7 +128,7 @@ def task_of(data, options, phi, kind="translate"):
     train, valid = (text_data.load(data, split, kind) for split in ("train", "valid"))
     config = fitted(configure(options, phi, kind), train)
     tokenizer = text_data.learned(train, config.model.vocabulary)
-    return TextTask(config, *(text_data.examples(config, text, tokenizer) for text in (train, valid)))
+    return TextTask(config, text_data.stages(config, train, tokenizer), text_data.examples(config, valid, tokenizer))
 
 
 @torch.no_grad()
@@ -139,13 +139,13 @@ def test_the_loss_is_that_of_each_sequence_by_itself_without_padding(data):
     measured = task.measure(task.model, batch)
     total, right, count = 0.0, 0, 0
     for number in batch.numbers:
-        example = task.train[number]
+        example = task.stages[0][0][number]
         source, target = torch.tensor([[*example.source, 2]]), torch.tensor([[1, *example.target, 2]])
         logits = task.model(source, target[:, :-1])[0]
         total += float(F.cross_entropy(logits, target[0, 1:], label_smoothing=0.1, reduction="sum"))
         right += int((logits.argmax(-1) == target[0, 1:]).sum())
         count += target.shape[1] - 1
-    assert len(set(map(len, (task.train[number].target for number in batch.numbers)))) > 1
+    assert len(set(map(len, (task.stages[0][0][number].target for number in batch.numbers)))) > 1
     assert float(measured["loss"]) == pytest.approx(total, rel=1e-5)
     assert int(measured["accuracy"]) == right
     assert task.size(batch) == batch.tokens == count
@@ -162,7 +162,7 @@ def test_penalties_are_added_with_their_weights(data):
     without = float(plain.measure(plain.model, batch)["loss"]) / task.size(batch)
     expected = [0.0, 0.0]
     for number in batch.numbers:
-        example = task.train[number]
+        example = task.stages[0][0][number]
         source, target = torch.tensor([[*example.source, 2]]), torch.tensor([[1, *example.target]])
         _, found = task.model(source, target, penalties=True, margin=0.6)
         expected = [sum_ + float(value) * target.shape[1] for sum_, value in zip(expected, found, strict=True)]
@@ -235,6 +235,8 @@ def test_a_vocabulary_that_is_not_the_runs_is_refused(tmp_path, data, capsys):
         ({"vocabulary": 100_000}, "vocabulary is 100,000, which sentencepiece cannot learn"),
         ({"batch_size": 100}, "batch_size=100 tokens cannot hold an example of 128"),
         ({"documents": 64}, "leave out --max-length"),
+        ({"steps": 3, "growth": 0.5}, "growth=0.5: only documents grow"),
+        ({"steps": 3, "growth": 1.0, "documents": 128, "max_length": None}, "growth=1.0 must be at least 0 and below"),
         ({"penalty": 0.1, "phi": ("gelu",)}, "phi='gelu' has weights below zero"),
         ({"penalty": -1.0}, "normalisation_penalty=-1.0 must be a number of at least 0"),
         ({"margin": math.nan}, "margin=nan must be a number of at least 0"),
@@ -323,8 +325,40 @@ def test_epochs_are_counted_in_batches(data):
     train = text_data.load(data, "train")
     config = fitted(configure(translate.Options(**TRANSLATE, epochs=2.0), "relu/L", "translate"), train)
     task = task_of(data, translate.Options(**TRANSLATE, epochs=2.0), "relu/L")
-    shown = [number for step in range(config.steps) for number in task.order.batch(step)]
+    shown = [number for step in range(config.steps) for number in task.stages[0][1].batch(step)]
     assert sorted(shown) == sorted([*range(len(train))] * 2)
+
+
+GROWING = {**TRANSLATE, "max_length": None, "documents": 512, "batch_size": 512, "growth": 0.5, "steps": 20}
+
+
+def test_documents_grow_from_128_tokens_by_doubling(data):
+    task = task_of(data, translate.Options(**GROWING), "relu/L")
+    assert task.config.stages == {0: 128, 5: 256, 10: 512}
+    everything = [batch for batch, _ in zip(task.batches(0, HERE), range(20), strict=False)]
+    for begin, longest in task.config.stages.items():
+        stage = [batch for batch in everything if begin <= batch.step < (begin + 5 if longest < 512 else 20)]
+        assert longest / 2 < max(batch.target.shape[1] for batch in stage) <= longest + 1
+        for batch in stage:
+            names = [task.stages[begin][0][number].name for number in batch.numbers]
+            assert task.describe(batch.step) == {"indices": list(batch.numbers), "names": names}
+    for start in (3, 5, 12):  # a run goes on where it was stopped
+        later = next(task.batches(start, HERE))
+        assert later.step == start
+        torch.testing.assert_close(later.target, everything[start].target, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "stages"),
+    [
+        ({"documents": 128}, {0: 128}),  # nothing to grow
+        ({"growth": 0.0}, {0: 512}),
+        ({"steps": 2, "growth": 0.1}, {0: 512}),  # too few steps for more
+        ({"documents": 300, "growth": 0.9}, {0: 128, 9: 256, 18: 300}),
+    ],
+)
+def test_stages_of_growth(changed, stages):
+    assert configure(translate.Options(**{**GROWING, **changed}), "relu/L", "translate").stages == stages
 
 
 def test_a_batch_in_slices_is_the_batch(tmp_path, data):

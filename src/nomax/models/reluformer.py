@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from nomax.models.reluformer_config import ReLUFormerConfig
 from nomax.nn import Attention, KeyValueCache, Memory, Penalties, penalties
 from nomax.nn.linear import linear
+from nomax.phi import Phi
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,9 @@ class Layer(nn.Module):
 
     def __init__(self, config: ReLUFormerConfig, *, reads_source: bool) -> None:
         super().__init__()
-        dim, settings = config.dim, {name: getattr(config, name) for name in ("phi", "learned_gain", "joined_norm")}
+        dim, phi = config.dim, Phi.parse(config.phi)
+        phi = replace(phi, gain=phi.gain / config.gamma) if config.gamma != 1 else phi
+        settings: Any = {"phi": phi, "learned_gain": config.learned_gain, "joined_norm": config.joined_norm}
         self.attention_norm = nn.LayerNorm(dim, eps=1e-6)
         self.attention = Attention(dim, config.heads, rotary=config.positions == "rotary", **settings)
         self.source_norm = nn.LayerNorm(dim, eps=1e-6) if reads_source else None

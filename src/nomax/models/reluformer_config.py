@@ -1,5 +1,6 @@
 """The config of a ReLUFormer: an encoder-decoder for translation, or a decoder alone as a language model."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,7 +34,8 @@ class ReLUFormerConfig:
     decoder_layers: int = 6
     slots: int = 1024  # of each feed-forward layer, which is a memory
     phi: str = RELUFORMER
-    learned_gain: Learned | None = "head"  # √2/γ: one per head, one per layer, or as φ has it
+    learned_gain: Learned | None = "head"  # √2/γ: one per head, one per layer, or as φ and gamma have it
+    gamma: float = 1.0  # divides φ's gain, or where it starts if learned: √(n/π) lets new rows over n keys sum to 1
     memory_phi: str = "relu"
     memory_norm: bool = False
     joined_norm: Literal["rela"] | None = None
@@ -69,6 +71,11 @@ class ReLUFormerConfig:
             raise ValueError(
                 f"phi={self.phi!r} counts padding and what comes later, so a text would depend on its batch, and be "
                 'decoded other than trained. Leave ", L=keys" out, which counts what a token sees, or give a number.'
+            )
+        if not 0 < self.gamma < math.inf or (self.gamma != 1 and Phi.parse(self.phi).activation not in ACTIVATIONS):
+            raise ValueError(
+                f"gamma={self.gamma!r} must be a number above 0, and 1 for a φ that normalises each row itself, such "
+                "as softmax."
             )
         if Phi.parse(self.memory_phi).activation not in (*ACTIVATIONS, SOFTMAX):
             raise ValueError(f'memory_phi={self.memory_phi!r} must be "softmax" or a pointwise φ such as "relu".')

@@ -135,6 +135,8 @@ class TextRow(Row):
     """Whether sequences are documents of `tokens` tokens, or single segments of at most so many."""
     vocabulary: int
     """Pieces, so log(vocabulary) is the loss of a uniform guess."""
+    gamma: float = 1.0
+    """Where a learned γ starts."""
     penalty: float = 0.0
     """The weight of ReLUFormer's losses: the larger of the two."""
     measured: Mapping[str, float] = field(default_factory=dict)

@@ -108,7 +108,7 @@ def _model(setup: TextSetup, phi: str) -> ReLUFormer:
 
 def _config(setup: TextSetup, phi: str) -> ReLUFormerConfig:
     config = setup.reluformer().config.model
-    return config if phi == RELUFORMER else replace(config, phi=phi, learned_gain=None)
+    return config if phi == RELUFORMER else replace(config, phi=phi, learned_gain=None, gamma=1.0)
 
 
 def _paint(ratio: Mapping[str, Interval]) -> Any:

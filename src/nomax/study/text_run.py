@@ -53,6 +53,7 @@ class TextRun(Run):
             "slots": model.slots,
             "documents": self.config.documents,
             "vocabulary": model.vocabulary,
+            "gamma": model.gamma,
             "penalty": max(self.config.normalisation_penalty, self.config.entropy_penalty),
         }
 

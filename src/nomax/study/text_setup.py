@@ -16,7 +16,7 @@ from nomax.models import ReLUFormerConfig
 from nomax.nn import RELUFORMER
 from nomax.study.text_run import TextRun
 from nomax.train import TextConfig, text_data
-from nomax.train.text_recipes import PENALTY
+from nomax.train.text_recipes import GAMMA, PENALTY
 
 # What every translation is measured by, so that studies share their runs.
 MEASURES = ("bleu", "rows", "memory")
@@ -48,11 +48,19 @@ class TextSetup:
     seeds: tuple[int, ...] = (0, 1, 2)
     steps: int = 1600
     batch_size: int = 1024
-    """Tokens of a step, on a side. Documents have as many tokens altogether in larger and fewer steps."""
+    """Tokens of a step, on a side."""
+    document_passes: int = 5
+    """Documents have so many times the tokens of other runs, in larger steps: the use of a source is learned late."""
+    document_growth: float = 0.75
+    """Share of the steps in which documents grow to their length, see TextConfig.growth."""
     lr: float = 4e-3
-    """Softmax's best, see the study text-rate."""
+    """Softmax's best: the study text-rate chose this and what follows."""
+    reluformer_lr: float = 8e-3
+    """ReLUFormer's best."""
+    gamma: float = GAMMA
+    """Where its γ starts."""
     penalty: float = PENALTY
-    """The weight of each of ReLUFormer's losses, chosen by the same study."""
+    """The weight of each of its losses."""
     warmup: int = 60
     precision: Literal["fp32", "bf16"] = "fp32"
     test_pairs: int = 120
@@ -66,8 +74,8 @@ class TextSetup:
 
     @property
     def document_steps(self) -> int:
-        """Steps of a run of documents, the same for every length: together as many tokens as other runs have."""
-        return max(2, self.steps * self.batch_size // self.document_batch)
+        """Steps of a run of documents, the same for every length."""
+        return max(2, self.document_passes * self.steps * self.batch_size // self.document_batch)
 
     def run(
         self,
@@ -76,7 +84,7 @@ class TextSetup:
         seed: int = 0,
         task: Literal["translate", "language"] = "translate",
         losses: tuple[bool, bool] = (False, False),
-        learned_gain: bool = False,
+        reluformers: bool = False,
         joined_norm: Literal["rela"] | None = None,
         memory: str = "relu",
         memory_norm: bool = False,
@@ -84,7 +92,10 @@ class TextSetup:
         documents: int | None = None,
         measures: tuple[str, ...] = MEASURES,
     ) -> TextRun:
-        """A run of this set-up. losses: ReLUFormer's, of normalisation and of entropy."""
+        """A run of this set-up. losses: ReLUFormer's, of normalisation and of entropy.
+
+        reluformers: with its learned gain and its learning rate.
+        """
         translates = task == "translate"
         length = documents or self.length
         languages = sides(self.data)
@@ -96,7 +107,8 @@ class TextSetup:
             decoder_layers=self.layers if translates else self.layers + self.layers // 2,
             slots=slots or self.base_slots,
             phi=phi,
-            learned_gain="head" if learned_gain else None,
+            learned_gain="head" if reluformers else None,
+            gamma=self.gamma if reluformers else 1.0,
             memory_phi=memory,
             memory_norm=memory_norm,
             joined_norm=joined_norm,
@@ -112,10 +124,11 @@ class TextSetup:
             data=self.data,
             languages=languages if translates else languages[:1],
             documents=documents is not None,
+            growth=self.document_growth if large else 0.0,
             steps=steps,
             batch_size=self.document_batch if large else self.batch_size,
-            lr=self.lr,
-            warmup=min(self.warmup, steps // 2) if large else self.warmup,
+            lr=self.reluformer_lr if reluformers else self.lr,
+            warmup=steps // 10 if large else self.warmup,
             schedule="cosine",
             label_smoothing=0.1 if translates else 0.0,
             normalisation_penalty=self.penalty * losses[0],
@@ -131,7 +144,7 @@ class TextSetup:
 
     def reluformer(self, *, losses: tuple[bool, bool] = (True, True), **others: Any) -> TextRun:
         """A run with ReLUFormer's φ, its gain learned per head, and its two losses or some of them."""
-        return self.run(RELUFORMER, learned_gain=True, losses=losses, **others)
+        return self.run(RELUFORMER, reluformers=True, losses=losses, **others)
 
 
 SETUPS = {
@@ -176,6 +189,8 @@ def adapted(setup: TextSetup, **given: Any) -> TextSetup:
     given = {name: value for name, value in given.items() if value is not None}
     if "steps" in given and given["steps"] <= given.get("warmup", setup.warmup) and "warmup" not in given:
         given["warmup"] = given["steps"] // 5
+    if "lr" in given:  # one rate for everything
+        given.setdefault("reluformer_lr", given["lr"])
     return replace(setup, **given)
 
 

@@ -116,7 +116,8 @@ class _Text:
             run.note_text(folder, text)
             if not (folder / VOCABULARY).is_file():
                 tokenizer.save(folder / VOCABULARY)
-        return TextTask(config, *(text_data.examples(config, corpus, tokenizer) for corpus in corpora.values()))
+        train = text_data.stages(config, corpora["train"], tokenizer)
+        return TextTask(config, train, text_data.examples(config, corpora["valid"], tokenizer))
 
     def result(self, config: TextConfig, outcome: Outcome) -> dict[str, Any]:
         speed = round(outcome.units / outcome.seconds, 1)
@@ -141,6 +142,7 @@ class _Text:
         self, config: TextConfig, folder: Path, weights: dict[str, Any], result: dict[str, Any], command: str
     ) -> None:
         length = f"documents of {config.model.max_length:,} tokens" if config.documents else "single segments"
+        length += f", to which they grew in {config.growth:.0%} of the steps" if config.growth else ""
         weight = (config.normalisation_penalty, config.entropy_penalty)
         card = {
             "data": f"{config.data}, {' to '.join(config.languages)}, {length}",

@@ -1,8 +1,9 @@
 """Translation and language modelling as tasks for the loop, and finished runs as models."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,17 +28,27 @@ class TextTask:
 
     unit = "tokens"
 
-    def __init__(self, config: TextConfig, train: Sequence[Example], valid: Sequence[Example]) -> None:
-        self.config, self.train = config, train
+    def __init__(self, config: TextConfig, train: Mapping[int, Sequence[Example]], valid: Sequence[Example]) -> None:
+        """train: the examples, by the step from which on they are shown."""
+        self.config = config
         every = math.ceil(len(valid) / config.valid_examples) if config.valid_examples else 1
         self.valid = valid[::every]
         torch.manual_seed(config.seed)  # every φ starts from the same weights
         self.model: nn.Module = ReLUFormer.from_config(config.model)
-        self.order = TokenOrder([example.length for example in train], config.batch_size, config.seed)
+        self.stages = {
+            start: (examples, TokenOrder([each.length for each in examples], config.batch_size, config.seed))
+            for start, examples in train.items()
+        }
 
     def batches(self, start: int, world: "World") -> Iterator[TextBatch]:
         """This rank's part of the batch of each step."""
-        return batches(self.train, self.order, start, world.rank, world.size, device=world.device)
+        shown = []
+        for (begin, (examples, order)), end in zip(self.stages.items(), [*self.stages, math.inf][1:], strict=True):
+            if start < end:
+                first = max(begin, start)
+                stage = batches(examples, order, first, world.rank, world.size, device=world.device)
+                shown.append(stage if end == math.inf else islice(stage, int(end) - first))
+        return chain.from_iterable(shown)
 
     def size(self, batch: TextBatch) -> int:
         """How many tokens a batch teaches: those of the target, with its end."""
@@ -70,8 +81,9 @@ class TextTask:
 
     def describe(self, step: int) -> dict[str, Any]:
         """Which examples the batch of a step holds."""
-        numbers = self.order.batch(step).tolist()
-        return {"indices": numbers, "names": [self.train[number].name for number in numbers]}
+        examples, order = self.stages[max(start for start in self.stages if start <= step)]
+        numbers = order.batch(step).tolist()
+        return {"indices": numbers, "names": [examples[number].name for number in numbers]}
 
 
 def measure(config: TextConfig, model: nn.Module, batch: TextBatch) -> dict[str, Tensor]:

@@ -8,6 +8,8 @@ from nomax.models import ReLUFormerConfig
 from nomax.phi import ACTIVATIONS, ROW_MAPS, Phi
 from nomax.train.loop_config import LoopConfig
 
+SHORTEST = 128  # tokens, where documents begin to grow
+
 
 @dataclass(frozen=True)
 class TextConfig(LoopConfig):
@@ -30,6 +32,7 @@ class TextConfig(LoopConfig):
     valid: str = ""  # other data to evaluate on during the training; "": the split of that name
     languages: tuple[str, ...] = ("en", "es")  # source and target; one for a language model
     documents: bool = False  # examples of model.max_length tokens, cut and joined from documents; else single pairs
+    growth: float = 0.0  # share of the steps, the first, in which documents grow to max_length: see `stages`
     vocabulary: str = ""  # its SHA-256; "": any
     epochs: float = 0.0  # where the number of steps came from; 0 if it was given itself
     label_smoothing: float = 0.1
@@ -38,6 +41,15 @@ class TextConfig(LoopConfig):
     entropy_penalty: float = 0.0
     margin: float = 0.7  # of the entropy's: the share of log n that rows over n keys may have
     valid_examples: int = 0  # 0: evaluate on all of them
+
+    @property
+    def stages(self) -> dict[int, int]:
+        """From which step on examples have at most how many tokens: 128, 256, … for as many steps each, then all."""
+        shorter: list[int] = []
+        while self.growth and SHORTEST << len(shorter) < self.model.max_length:
+            shorter.append(SHORTEST << len(shorter))
+        share = self.growth * self.steps / max(len(shorter), 1)
+        return {round(share * place): tokens for place, tokens in enumerate([*shorter, self.model.max_length])}
 
     @property
     def penalised(self) -> bool:
@@ -49,6 +61,10 @@ class TextConfig(LoopConfig):
         super().check()
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing={self.label_smoothing} must be at least 0 and below 1.")
+        if not 0 <= self.growth < 1:
+            raise ValueError(f"growth={self.growth} must be at least 0 and below 1: a share of the steps.")
+        if self.growth and not self.documents:
+            raise ValueError(f"growth={self.growth}: only documents grow; say how long they are with --documents.")
         for name in ("normalisation_penalty", "entropy_penalty", "margin"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must be a number of at least 0.")

@@ -70,10 +70,15 @@ def learned(corpus: Corpus, size: int) -> Tokenizer:
         return Tokenizer.train(corpus, size)
 
 
-def examples(config: TextConfig, corpus: Corpus, tokenizer: Tokenizer) -> list[Example]:
-    """The pairs of a corpus, or stretches of its documents, as the run has them."""
+def stages(config: TextConfig, corpus: Corpus, tokenizer: Tokenizer) -> dict[int, list[Example]]:
+    """What a run learns from, by the first step of each stage: more than one where its documents grow."""
+    return {start: examples(config, corpus, tokenizer, tokens) for start, tokens in config.stages.items()}
+
+
+def examples(config: TextConfig, corpus: Corpus, tokenizer: Tokenizer, longest: int | None = None) -> list[Example]:
+    """The pairs of a corpus, or stretches of its documents, as the run has them, of at most `longest` tokens."""
     side = "both" if config.task == "translate" else "target"
-    longest = config.model.max_length
+    longest = longest or config.model.max_length
     if config.documents:
         return text.documents(corpus, tokenizer, longest, too_long="split", side=side)
     return text.sentences(corpus, tokenizer, longest=longest, too_long="split", side=side)

@@ -22,6 +22,9 @@ class TextOptions:
     """Data to evaluate on during the training, where --data has no valid split."""
     documents: int | None = None
     """Learn from documents cut and joined to so many tokens, such as 128 to 4,096, or, with 0, from single segments."""
+    growth: float | None = None
+    """Share of the steps in which documents grow, doubling from 128 tokens to their length: what a source is for is
+    learned from short ones."""
     vocabulary: int | None = None
     """Pieces of the vocabulary, learned from the training split."""
 
@@ -44,7 +47,7 @@ class TextOptions:
     label_smoothing: float | None = None
     """Share of each target that is spread over the vocabulary."""
     penalty: float | None = None
-    """Weight of ReLUFormer's two penalties in the loss; 0.1 for relu/√L and 0 for other φ, if not given. The paper's
+    """Weight of ReLUFormer's two penalties in the loss; 0.03 for relu/√L and 0 for other φ, if not given. The paper's
     value is not known: a number to tune."""
     normalisation_penalty: float | None = None
     """Weight of the one on sums of rows, |log Σ|, if it is not that of --penalty."""
@@ -63,6 +66,9 @@ class TextOptions:
     learned_gain: Literal["layer", "head", "none"] | None = None
     """Learn φ's gain (√2/γ), one for each layer or head; per head for relu/√L and not at all for other φ, if not
     given."""
+    gamma: float | None = None
+    """γ, by which relu/√L is divided, or where it starts if learned: with √(n/π) rows of a new model over n keys sum to
+    about 1."""
     memory_phi: str | None = None
     """φ of the feed-forward layers: relu, softmax, …"""
     memory_norm: bool | None = None
