@@ -131,7 +131,7 @@ def _is_text(config: Path) -> bool:
     try:
         return "task" in json.loads(config.read_bytes())
     except ValueError:
-        return False  # whoever reads it next says what is wrong with it
+        return (config.parent / VOCABULARY).is_file()  # whoever reads it next says what is wrong with it
 
 
 def _saved_text(name: str, model: ReLUFormer, folder: Path) -> TextRun:

@@ -4,9 +4,11 @@
     nomax study documents                  minutes, two lengths
     nomax study documents --setup hour     one to two hours on two cores
 
-Documents are cut and joined to 128 … 2,048 tokens; every run has as many tokens in a step, and as many steps. It judges
-the loss on the test split, at equal length, and where the encoder's attention looks: but only of models that use the
-source, which is measured, too. What came out: results/documents/verdicts.md.
+Documents are cut and joined to 128 … 2,048 tokens; every run has as many tokens in a step, and as many steps. In the
+first three quarters of them documents grow to their length, from 128 tokens: models that saw nothing but long ones
+learned to continue the target, and made nothing of the source. It judges the loss on the test split, at equal length,
+and where the encoder's attention looks: but only of models that use the source, which is measured, too. What came out:
+results/documents/verdicts.md.
 """
 
 from collections.abc import Sequence

@@ -4,8 +4,9 @@
     nomax study relu-attention                  minutes, with a smaller model
     nomax study relu-attention --setup hour     half an hour on two cores
 
-Translation models that differ in their attention alone. It judges the loss on the test split, and measures the entropy
-of rows and their zeros in trained models, and how long untrained ones take to read and predict a batch. What came out:
+Translation models that differ in their attention alone. ReLUFormer has a learning rate of its own, and the others
+that of softmax, both chosen by text-rate. It judges the loss on the test split, and measures the entropy of rows and
+their zeros in trained models, and how long untrained ones take to read and predict a batch. What came out:
 results/relu-attention/verdicts.md.
 """
 
@@ -54,7 +55,8 @@ def figures(rows: Sequence[TextRow], setup: TextSetup) -> list[Figure]:
     title = "Ten kinds of attention in the same translation model"
     caption = (
         f"{BLEU} Entropy: in nats, of rows of weights divided by their sum. Zeros: of the weights of visible keys. "
-        "Both on test sentences, means over rows, heads and all attentions."
+        "Both on test sentences, means over rows, heads and all attentions. The learning rate is "
+        f"{setup.reluformer_lr:g} for ReLUFormer and what lacks parts of it, {setup.lr:g} for the others."
     )
     named = {"name": "relu-attention", "title": title, "caption": caption}
     return [listing(rows, panels, lambda row: row.attention, **named), speed.figure(setup)]
