@@ -225,6 +225,16 @@ def test_the_papers_attentions_reproduce_its_claims() -> None:
     assert {found[claim] for claim in ("S-diverge", "S-factor", "S-losses")} == {"reproduced"}
 
 
+def test_how_the_entropy_falls_without_the_normalisation_loss_is_told_where_it_was_measured() -> None:
+    rows = of_attention()
+    verdict = study.load("relu-attention").verdicts(rows, HOUR)[2]
+    assert "entropy of rows" not in verdict.sentence
+    entropies = {"ReLUFormer": 2.5, "without the normalisation loss": 1.0}
+    rows = [dataclasses.replace(row, measured={"entropy": entropies.get(row.attention, 3.0)}) for row in rows]
+    verdict = study.load("relu-attention").verdicts(rows, HOUR)[2]
+    assert "the entropy of rows falls by 1.500 [1.500, 1.500], in the paper by 1.52" in verdict.sentence
+
+
 @pytest.mark.parametrize(
     ("changes", "claim"),
     [
