@@ -120,8 +120,8 @@ def _losses(rows: Sequence[TextRow], setup: TextSetup) -> Verdict:
     sentence = (
         f"With both losses the loss is lower than that of softmax by {nats(ahead)} ({said}), and lower than without "
         f"that of normalisation by {nats(gain)}, or of entropy by {nats(entropy)}.{told} {BLEU} To match is to trail "
-        f"by no more than {MARGIN:g} nats: reproduced if the first interval is above −{MARGIN:g} and the second above 0, "
-        "contradicted if one is below."
+        f"by no more than {MARGIN:g} nats: reproduced if the first interval is above −{MARGIN:g} and the second above "
+        "0, contradicted if one is below."
     )
     outcome = worst([above(ahead, -MARGIN), above(gain, 0)])
     numbers = {"over softmax": ahead, "over no normalisation loss": gain, "over no entropy loss": entropy}
