@@ -56,7 +56,7 @@ class TextSetup:
     lr: float = 4e-3
     """Softmax's best: the study text-rate chose this and what follows."""
     reluformer_lr: float = 8e-3
-    """ReLUFormer's best."""
+    """ReLUFormer's best. Documents, which train longer, have `lr` for both."""
     gamma: float = GAMMA
     """Where its γ starts."""
     penalty: float = PENALTY
@@ -113,7 +113,7 @@ class TextSetup:
             memory_norm=memory_norm,
             joined_norm=joined_norm,
             max_length=length,
-            dropout=0.0,  # a run sees its text about once, so nothing is learned by heart
+            dropout=0.0,  # a model this small learns little by heart, and most runs see their text about once
         )
         large = documents is not None and translates
         steps = self.document_steps if large else self.steps
@@ -127,7 +127,7 @@ class TextSetup:
             growth=self.document_growth if large else 0.0,
             steps=steps,
             batch_size=self.document_batch if large else self.batch_size,
-            lr=self.reluformer_lr if reluformers else self.lr,
+            lr=self.reluformer_lr if reluformers and not large else self.lr,
             warmup=steps // 10 if large else self.warmup,
             schedule="cosine",
             label_smoothing=0.1 if translates else 0.0,
