@@ -26,7 +26,7 @@ def load(data: str, split: str, task: str = "translate", languages: tuple[str, .
     plain = [path / f"{split}.txt", path / f"{split}.{language}"] if path.is_dir() else [path]
     for file in plain:
         if file.is_file() and file.suffix != ".jsonl":
-            mark = language or file.suffix.removesuffix(".txt")[1:] or "text"
+            mark = language or file.suffix[1:] or "text"
             if file == path and split not in ("train", "all"):
                 raise ValueError(f"split {split!r}: {data} has no splits, it is one text.")
             return files.text_files(file, file, (mark, mark))
