@@ -100,6 +100,10 @@ def test_reluformer_has_a_learned_gain_and_penalties_and_its_peers_have_not():
     assert (own.model.learned_gain, own.normalisation_penalty, own.entropy_penalty) == ("head", 0.03, 0.03)
     assert (factor.model.learned_gain, factor.penalised) == ("head", False)
     assert [(each.model.learned_gain, each.penalised) for each in (softmax, wortsman)] == [(None, False)] * 2
+    assert [each.model.gamma for each in (own, factor, softmax, wortsman)] == [6.4, 6.4, 1.0, 1.0]
+    given = configure(translate.Options(), "0.2*relu/L^0.5", "translate")  # its factor is where the gain starts
+    assert (given.model.gamma, given.model.learned_gain, given.penalised) == (1.0, "head", True)
+    assert configure(translate.Options(gamma=3.0), RELUFORMER, "translate").model.gamma == 3.0
     one = configure(translate.Options(penalty=0.2, entropy_penalty=0.0), RELUFORMER, "translate")
     assert (one.normalisation_penalty, one.entropy_penalty) == (0.2, 0.0)
 

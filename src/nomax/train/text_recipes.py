@@ -73,7 +73,9 @@ def is_reluformers(phi: str) -> bool:
 def _made(task: str, phi: str, vocabulary: int, model: dict[str, Any], **settings: Any) -> TextConfig:
     """ReLUFormer's own φ learns its gain per head and has penalties; others, its peers, are trained without."""
     own = is_reluformers(phi)
-    defaults: dict[str, Any] = {"learned_gain": "head", "gamma": GAMMA} if own else {"learned_gain": None}
+    defaults: dict[str, Any] = {"learned_gain": "head" if own else None}
+    if Phi.parse(phi) == Phi.parse(RELUFORMER):  # a φ with a factor of its own says itself where the gain starts
+        defaults["gamma"] = GAMMA
     if task == "language":
         defaults["encoder_layers"] = 0
         settings |= {"task": "language", "label_smoothing": 0.0, "languages": ("en",)}
