@@ -1,7 +1,7 @@
 """How large a study of text is: the data, the model, the number of steps. Set-ups are called as those of images are.
 
 default   a small model and a reduced grid: minutes; it needs `nomax data get bible-en-es`
-hour      one to two hours for a study on two cores
+hour      one to two hours for a study on two cores; five for all of documents
 smoke     seconds: shows only that it works
 """
 

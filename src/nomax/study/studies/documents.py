@@ -1,8 +1,9 @@
 """Is ReLU attention better for long documents? Softmax and ReLUFormer over the length of what they translate at once.
 
     nomax data get bible-en-es
-    nomax study documents                  minutes, two lengths
-    nomax study documents --setup hour     one to two hours on two cores
+    nomax study documents                                                        minutes, two lengths
+    nomax study documents --setup hour --lengths 128 512 1024 --seeds 2          an hour and a half on two cores
+    nomax study documents --setup hour                                           all lengths, three seeds: five hours
 
 Documents are cut and joined to 128 … 2,048 tokens; every run has as many tokens in a step, and as many steps. In the
 first three quarters of them documents grow to their length, from 128 tokens: models that saw nothing but long ones

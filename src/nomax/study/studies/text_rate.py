@@ -1,7 +1,7 @@
 """Which learning rates, where does γ start, and how strong are the penalties? Chosen once, for all studies of text.
 
     nomax data get bible-en-es
-    nomax study text-rate --setup hour --seeds 2     half an hour on two cores
+    nomax study text-rate --setup hour --seeds 1     twenty minutes on two cores
 
 This is how four numbers of the set-ups were chosen: the learning rate of softmax, which is that of all φ but
 ReLUFormer's, and three of ReLUFormer: its learning rate, where its γ starts, and the weight of its two penalties, of
