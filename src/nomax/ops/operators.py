@@ -50,6 +50,7 @@ def _register() -> None:
             f"nomax cannot load its compiled CPU kernels, {path}: {error.__cause__ or error}. "
             f"Delete {path.parent} to have them compiled again on this machine."
         ) from error
+    vars(torch.ops).pop("nomax", None)  # what stood there to call us, see nomax/__init__.py
     operators = torch.ops.nomax
     for name in ("attend", "attend_forward"):
         torch.library.register_fake(f"nomax::{name}", _shapes)
