@@ -86,9 +86,9 @@ class _AfterTorch:
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
-            def execute_and_announce(torch: ModuleType) -> None:
-                execute(torch)
-                _announce(torch)
+            def execute_and_announce(module: ModuleType) -> None:
+                execute(module)
+                _announce(module)
 
             spec.loader.exec_module = execute_and_announce  # type: ignore[method-assign]
         return spec
