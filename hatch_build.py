@@ -1,7 +1,6 @@
 """The wheel's build hook: with NOMAX_BUILD_BINARY=1 the CPU kernels are compiled into the wheel."""
 
 import importlib.util
-import json
 import os
 import sysconfig
 import tempfile
@@ -20,11 +19,8 @@ class BinaryHook(BuildHookInterface):  # type: ignore[type-arg]
         build = _build_module(Path(self.root))
         self.aside = tempfile.TemporaryDirectory()
         binary = Path(self.aside.name, build.BINARY.name)
-        record = binary.with_suffix(".json")
         build.compile_library(binary)
-        record.write_text(json.dumps({"sources": build.source_hash()}))
-
-        for file in (binary, record):
+        for file in (binary, binary.with_suffix(".json")):
             build_data["force_include"][str(file)] = f"nomax/ops/_binary/{file.name}"
         # torch's stable interface ties the binary to the platform, but to no version of Python.
         build_data["tag"] = "py3-none-" + sysconfig.get_platform().replace("-", "_").replace(".", "_")

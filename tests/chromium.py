@@ -10,12 +10,10 @@ import os
 import shutil
 import subprocess
 import tempfile
-import threading
 from pathlib import Path
 from typing import Any
 
 FOUND = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-PATIENCE = 120  # seconds; a browser that hangs would hang the tests
 FLAGS = (
     "--headless=new",
     "--remote-debugging-pipe",
@@ -48,9 +46,6 @@ class Chromium:
                 stderr=log,
                 env={**os.environ, "HOME": self._home.name},
             )
-        self._watch = threading.Timer(PATIENCE, self._process.kill)
-        self._watch.daemon = True
-        self._watch.start()
         self._unread = b""
         self._number = 0
         self._session: str | None = None
@@ -62,7 +57,6 @@ class Chromium:
 
     def close(self) -> None:
         """End the browser, and wait until it has ended."""
-        self._watch.cancel()
         try:
             self._session = None
             self.ask("Browser.close")

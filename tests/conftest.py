@@ -1,7 +1,12 @@
+import hypothesis
 import pytest
 import torch
 
 from nomax.ops import cpu, operators
+
+# No test depends on the clock: a busy machine may take its time over an example, and over drawing one.
+hypothesis.settings.register_profile("nomax", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("nomax")
 
 
 @pytest.fixture(autouse=True)

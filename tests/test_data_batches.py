@@ -303,10 +303,8 @@ def test_the_workers_end_with_the_batches(end: str, tmp_path: Path) -> None:
         else:
             with pytest.raises(DataError):
                 list(made)
-    deadline = time.monotonic() + 10
-    while children() - before and time.monotonic() < deadline:
+    while children() - before:  # for ever, if they do not end
         time.sleep(0.02)
-    assert not children() - before
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
@@ -330,7 +328,7 @@ def _blocks(process: int, number: int) -> bool:
 
 
 SERVER = """
-import socket, time
+import socket
 from multiprocessing import resource_sharer
 from nomax.data.workers import _in_worker
 
@@ -338,7 +336,7 @@ _in_worker(0)
 address, _ = resource_sharer._resource_sharer.register(lambda *_: None, lambda: None)
 with socket.socket(socket.AF_UNIX) as caller:
     caller.connect(address)
-time.sleep(0.5)
+resource_sharer.stop()  # which waits until the thread has seen that the caller hung up
 """
 
 
@@ -379,7 +377,7 @@ def test_ctrl_c_or_the_end_of_the_program_ends_its_workers(ending: str, folder: 
     if not ending:
         os.killpg(program.pid, signal.SIGINT)  # as a terminal does, to all of them
     try:
-        _, errors = program.communicate(timeout=60)
+        _, errors = program.communicate()
     finally:
         program.kill()
     if ending:

@@ -227,7 +227,8 @@ from nomax.data import fetch, idx
 def hang(job):
     (job.folder / "images.npy").write_bytes(b"half")
     pathlib.Path({mark!r}).touch()
-    time.sleep(60)
+    while True:
+        time.sleep(1)
 if {in_prepare}:
     idx.prepare = hang
 fetch.get(entry_for(pathlib.Path({package!r}).read_bytes()), pathlib.Path({root!r}))
@@ -239,21 +240,20 @@ def test_a_killed_fetch_goes_on_where_it_was(in_prepare: bool, client, tmp_path)
     package, mark, root = tar(mnist_files()), tmp_path / "mark", tmp_path / "cache"
     file = tmp_path / "package"
     file.write_bytes(package)
-    client.deliver(package, before="" if in_prepare else f"echo half > part; touch {mark}; exec sleep 5")
+    waiting = f"while [ -e {mark} ]; do sleep 0.02; done; exit 1"
+    client.deliver(package, before="" if in_prepare else f"echo half > part; touch {mark}; {waiting}")
     code = KILLED.format(
         tests=str(Path(__file__).parent), mark=str(mark), in_prepare=in_prepare, package=str(file), root=str(root)
     )
     process = subprocess.Popen([sys.executable, "-c", code])
     try:
-        for _ in range(600):
-            if mark.exists():
-                break
+        while not mark.exists():
             assert process.poll() is None
-            time.sleep(0.1)
-        assert mark.exists()
+            time.sleep(0.02)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
+        mark.unlink(missing_ok=True)
 
     client.deliver(package)
     fetch.get(entry_for(package), root)

@@ -87,7 +87,7 @@ def test_lower_right_shows_each_query_the_keys_up_to_its_own(diagonal, backend):
 
 
 @on_every_backend
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_any_shape_and_mask(backend, data):
     size = st.integers(0, 3)

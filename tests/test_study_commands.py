@@ -367,5 +367,5 @@ def test_submitit_does_the_runs_as_jobs(small, tmp_path, capsys):
         "--out",
         str(tmp_path / "out"),
     ]
-    assert study(*words, "--launcher", "submitit", "--submit", "cluster=local", "timeout_min=5", "--jobs", "2") == 0
+    assert study(*words, "--launcher", "submitit", "--submit", "cluster=local", "timeout_min=1000", "--jobs", "2") == 0
     assert read(tmp_path / "out" / "study.json")["runs"] == {"done": 3, "diverged": 0, "failed": 0, "missing": 0}

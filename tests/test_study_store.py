@@ -140,9 +140,10 @@ def test_a_run_is_held_by_one_and_free_again_when_its_holder_is_killed(store):
         assert (first, second, other) == (True, False, True)
         assert store.busy(KEYS[0])
     assert not store.busy(KEYS[0])
-    code = "import fcntl, sys, time; f = open(sys.argv[1]); fcntl.flock(f, 2); print(flush=True); time.sleep(9)"
+    code = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, 2); print(flush=True); sys.stdin.read()"
     lock = store.place / "runs" / f"{KEYS[0]}.lock"
-    with subprocess.Popen([sys.executable, "-c", code, str(lock)], stdout=subprocess.PIPE) as holder:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code, str(lock)], **pipes) as holder:
         holder.stdout.readline()
         assert store.busy(KEYS[0])
         holder.kill()

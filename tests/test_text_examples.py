@@ -36,7 +36,7 @@ def test_special_pieces_have_the_agreed_numbers(tokenizer) -> None:
     assert min(used) > 4
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(words=st.text(max_size=40).filter(lambda words: "\0" not in words and "▁" not in words))
 def test_any_text_comes_back_with_single_spaces(tokenizer, words: str) -> None:
     ids = tokenizer.encode(words)
@@ -180,7 +180,7 @@ def test_a_language_model_gets_one_side_alone(tokenizer) -> None:
 LENGTHS = np.random.default_rng(0).integers(3, 200, 500)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     lengths=st.lists(st.integers(1, 90), min_size=1, max_size=120),
     budget=st.integers(90, 400),

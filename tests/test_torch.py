@@ -1,5 +1,9 @@
 """A good citizen of torch: opcheck, gradcheck, compile, export, vmap, autocast and the flop counter."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -136,6 +140,57 @@ def test_exports_with_a_dynamic_length():
     program = torch.export.export(Block(), leaves, dynamic_shapes=({2: length}, {2: length}, {2: length}))
     longer = tuple(tensors(shape=(2, 3, 50, 8)))
     torch.testing.assert_close(program.module()(*longer), Block()(*longer))
+
+
+def in_fresh_process(program, folder, **environment):
+    """What a program prints that has called nothing of nomax yet."""
+    words = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(words, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+RUN = (
+    "inputs, expected = torch.load('calls.pt'); torch.testing.assert_close(program(*inputs), expected); print('equal')"
+)
+
+
+@pytest.mark.parametrize("imports", ["import torch, nomax", "import nomax, torch"])
+def test_an_exported_program_loads_in_a_fresh_process(imports, tmp_path):
+    inputs = tuple(tensors())
+    torch.save((inputs, Block()(*inputs)), tmp_path / "calls.pt")
+    torch.export.save(torch.export.export(Block(), inputs), tmp_path / "program.pt2")
+    load = "print(len(torch.ops.loaded_libraries)); program = torch.export.load('program.pt2').module()"
+    assert in_fresh_process(f"{imports}; {load}; {RUN}", tmp_path) == ["0", "equal"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # torch's own
+def test_a_package_of_aotinductor_loads_in_a_fresh_process_after_a_call(tmp_path):
+    inputs = tuple(tensors())
+    torch.save((inputs, Block()(*inputs)), tmp_path / "calls.pt")
+    with torch.no_grad():
+        exported = torch.export.export(Block(), inputs)
+    torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "program.pt2"))
+    load = "nomax.load_operators(); program = torch._inductor.aoti_load_package('program.pt2')"
+    assert in_fresh_process(f"import nomax, torch; {load}; {RUN}", tmp_path) == ["equal"]
+
+
+def test_torch_compile_may_be_the_first_to_call(tmp_path):
+    call = "torch.compile(nomax.attention, fullgraph=True, backend='aot_eager')(*torch.ones(3, 1, 2, 4, 8))"
+    assert in_fresh_process(f"import nomax, torch; print({call}.shape.numel())", tmp_path) == ["64"]
+
+
+def test_importing_nomax_neither_imports_torch_nor_compiles_nor_loads_anything(tmp_path):
+    unusable = {"CXX": "no-such-compiler", "NOMAX_CACHE": str(tmp_path / "cache")}
+    look = "import sys, nomax; print('torch' in sys.modules); import torch; print(torch.ops.loaded_libraries)"
+    assert in_fresh_process(look, tmp_path, **unusable) == ["False", "set()"]
+    ask = """import nomax, torch
+try:
+    torch.ops.nomax.attend
+except nomax.ops.build.BuildError as error:
+    print("no-such-compiler" in str(error))"""
+    assert in_fresh_process(ask, tmp_path, **unusable) == ["True"]
 
 
 @pytest.mark.parametrize("phi", ["relu/L", "identity/L"])

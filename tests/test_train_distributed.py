@@ -43,7 +43,6 @@ def folder(tmp_path_factory):
     subprocess.run(
         [*command, str(Path(__file__).with_name("toy_ranks.py")), json.dumps(jobs, default=str), json.dumps(vits)],
         check=True,
-        timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     return folder

@@ -30,7 +30,7 @@ def torchvision() -> ModuleType:
             return sys.modules["torchvision"]
         spec = importlib.util.find_spec("torchvision")
         if spec is None or spec.origin is None:
-            raise ImportError("this needs torchvision: pip install 'nomax[vision]'")
+            raise ImportError("this needs torchvision: pip install torchvision")
         _mend(Path(spec.origin).parent)
         with warnings.catch_warnings():
             # The decoders in its other compiled part; nothing here uses them.
@@ -41,7 +41,7 @@ def torchvision() -> ModuleType:
 def timm() -> ModuleType:
     """Import timm, with a torchvision that works."""
     if importlib.util.find_spec("timm") is None:
-        raise ImportError("this needs timm: pip install 'nomax[timm]'")
+        raise ImportError("this needs timm: pip install timm")
     torchvision()
     return importlib.import_module("timm")
 

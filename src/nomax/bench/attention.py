@@ -213,7 +213,7 @@ def _write_all(output: Path, results: Results, console: Console) -> None:
     try:
         files["attention.svg"] = figure.draw(results)
     except ImportError:
-        console.print("No figure: it needs matplotlib (pip install 'nomax[plot]').")
+        console.print("No figure: it needs matplotlib (pip install matplotlib).")
     for name, text in files.items():
         write(output / name, text)
     console.print(f"Written: {', '.join(str(output / name) for name in files)}")

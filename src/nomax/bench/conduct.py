@@ -45,7 +45,7 @@ def conduct(
     try:
         files[f"{name}.svg"] = goal_figure.draw(title, aims, results)
     except ImportError:
-        console.print("No figure: it needs matplotlib (pip install 'nomax[plot]').")
+        console.print("No figure: it needs matplotlib (pip install matplotlib).")
     for file, text in files.items():
         write(folder / file, text)
     console.print(f"Written: {', '.join(str(folder / file) for file in files)}")

@@ -23,7 +23,7 @@ def require() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise ImportError("a figure needs matplotlib: pip install 'nomax[plot]'") from error
+        raise ImportError("a figure needs matplotlib: pip install matplotlib") from error
     return matplotlib
 
 

@@ -144,5 +144,5 @@ def _library() -> Any:
     try:
         import sacrebleu
     except ImportError as error:
-        raise ImportError("BLEU needs sacrebleu: pip install nomax[text]") from error
+        raise ImportError("BLEU needs sacrebleu: pip install sacrebleu") from error
     return sacrebleu

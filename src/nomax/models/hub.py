@@ -164,7 +164,7 @@ def _download(name: str, revision: str | None) -> Path:
     except ImportError:
         raise ImportError(
             f"there is no folder {name!r}; to fetch a model of that name from the Hugging Face hub: "
-            "pip install 'nomax[hub]'"
+            "pip install huggingface_hub"
         ) from None
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=[CONFIG, WEIGHTS, CARD, VOCABULARY]))

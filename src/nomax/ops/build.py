@@ -1,4 +1,8 @@
-"""The compiled CPU kernels: found ready-made in the package, or compiled once into the user's cache."""
+"""The compiled CPU kernels: found ready-made in the package, or compiled once into the user's cache.
+
+Loading a library runs it, so none is loaded that may be damaged or that somebody else may have put there: a record
+beside it holds its SHA-256, and the cache must be a folder that nobody but the user (and root) can write to.
+"""
 
 import hashlib
 import json
@@ -6,18 +10,16 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT
 
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 SOURCES = Path(__file__).parent / "csrc"
 BINARY = Path(__file__).parent / "_binary" / "nomax_cpu.so"
@@ -42,40 +44,60 @@ INSTRUCTION_SETS: dict[str, tuple[str, ...]] = {"portable": ()}
 if platform.machine().lower() in ("x86_64", "amd64"):
     INSTRUCTION_SETS |= {"avx2": AVX2, "avx512": AVX512, "avx512_bf16": (*AVX512, "-mavx512bf16")}
 
+WRITABLE = "can be written by others"
+
 
 class BuildError(RuntimeError):
-    """The CPU kernels could not be compiled; the message says why and what to do."""
+    """The CPU kernels could not be compiled, or must not be loaded; the message says why and what to do."""
 
 
 def library() -> Path:
-    """Return the compiled library, compiling it first if neither the package nor the cache has it."""
-    if _is_current(BINARY):
+    """Return the compiled library, checked, compiling it first if neither the package nor the cache has it."""
+    if _in_package():
         return BINARY
     compiler = _compiler()
     folder = _cache() / _key(compiler)
     target = folder / BINARY.name
-    if target.exists():
-        return target
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # The operating system drops the lock of a killed process; what that process left behind is ours to remove.
-        with FileLock(folder / "lock"):
-            if not target.exists():
-                for leftover in folder.glob("building-*"):
-                    shutil.rmtree(leftover, ignore_errors=True)
-                with _notice():
-                    compile_library(target)
+        _make_private(folder)
+        _refuse_shared(folder)
+        if not _is_intact(target):
+            _compile_once(target)
     except OSError as error:
         raise BuildError(
-            f"nomax cannot write its compiled CPU kernels into {folder}: {error}. "
+            f"nomax cannot keep its compiled CPU kernels in {folder}: {error}. "
             "Set the environment variable NOMAX_CACHE to a directory that you can write to."
         ) from error
     return target
 
 
+def _compile_once(target: Path) -> None:
+    # The operating system drops the lock of a killed process; what that process left behind is ours to remove.
+    lock = FileLock(target.parent / "lock", mode=0o600)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        _say("waiting for another process, which is compiling the CPU kernels …")
+        lock.acquire()
+    try:
+        if not _is_intact(target):
+            for leftover in target.parent.glob("building-*"):
+                shutil.rmtree(leftover, ignore_errors=True)
+            if target.exists():
+                _say(f"{target} is not as it was compiled, and is not loaded")
+            _say("compiling the CPU kernels (once, about 20 s) …")
+            compile_library(target)
+    finally:
+        lock.release()
+
+
 def compile_library(destination: Path) -> None:
-    """Compile the C++ sources into the shared library `destination`, which appears complete or not at all."""
+    """Compile the C++ sources into the shared library `destination`, and write its record beside it.
+
+    Each of the two files appears complete or not at all; a library that is not the recorded one counts as damaged.
+    """
     compiler = _compiler()
+    sources = source_hash()
     torch_folder = Path(torch.__file__).parent
     instruction_sets = {
         name: flags for name, flags in INSTRUCTION_SETS.items() if not flags or _accepts(compiler, flags)
@@ -99,7 +121,13 @@ def compile_library(destination: Path) -> None:
         # No search path for torch's libraries goes into the binary: torch has loaded them before us.
         link = ["-shared", *objects, f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-o", str(linked)]
         _run([*compiler, *link])
-        os.replace(linked, destination)
+        record = Path(aside, "record")
+        record.write_text(json.dumps({"sources": sources, "sha256": _sha256(linked)}))
+        for file, place in ((linked, destination), (record, _record(destination))):
+            file.chmod(0o644)  # whatever the umask
+            _flush(file)
+            os.replace(file, place)
+    _flush(destination.parent)
 
 
 def source_hash() -> str:
@@ -112,27 +140,122 @@ def source_hash() -> str:
     return digest.hexdigest()
 
 
-def _is_current(binary: Path) -> bool:
-    record = binary.with_suffix(".json")
-    return binary.exists() and record.exists() and json.loads(record.read_text())["sources"] == source_hash()
+def _record(library: Path) -> Path:
+    return library.with_suffix(".json")
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    """See to it that a file, or the names in a folder, survive a power cut from here on."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _in_package() -> bool:
+    """Whether the package holds the library of its sources. It is trusted as the package is, but it may be damaged."""
+    if not BINARY.exists() and not _record(BINARY).exists():
+        return False
+    try:
+        record = json.loads(_record(BINARY).read_text())
+        if record["sha256"] == _sha256(BINARY):
+            return bool(record["sources"] == source_hash())
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise BuildError(
+        f"The compiled CPU kernels that were installed with nomax, {BINARY}, are damaged. "
+        f"Install nomax again, or delete {BINARY.parent} to have them compiled on this machine."
+    )
+
+
+def _is_intact(library: Path) -> bool:
+    """Whether a library of the cache is the one that was compiled, and nobody else can have written to it."""
+    try:
+        files = [file.lstat() for file in (library, _record(library))]
+        if not all(stat.S_ISREG(file.st_mode) and not _fault(file) for file in files):
+            return False
+        return bool(json.loads(_record(library).read_text())["sha256"] == _sha256(library))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _make_private(folder: Path) -> None:
+    for path in reversed((folder, *folder.parents)):
+        if not path.exists():
+            path.mkdir(mode=0o700, exist_ok=True)  # parents=True would leave the parents to the umask
+
+
+def _refuse_shared(folder: Path) -> None:
+    """Refuse a folder into which others could put a library, or in whose place they could put another folder."""
+    folder = folder.resolve()
+    for path in (folder, *folder.parents):
+        status = path.stat()
+        fault = _fault(status)
+        if fault == WRITABLE and path != folder and status.st_mode & stat.S_ISVTX:
+            continue  # in a sticky folder such as /tmp others can add entries, but neither rename nor remove ours
+        if fault:
+            raise BuildError(
+                f"nomax does not load compiled CPU kernels from {folder}, because {path} {fault}: "
+                "whoever can write there could have this process run a library of theirs. "
+                + (f"Run `chmod go-w {shlex.quote(str(path))}`, or set" if fault == WRITABLE else "Set")
+                + " the environment variable NOMAX_CACHE to a directory of your own."
+            )
+
+
+def _fault(status: os.stat_result) -> str:
+    """What keeps a file or folder from being trusted: an owner other than the user or root, or others who can write."""
+    if not hasattr(os, "geteuid"):  # Windows, where permissions are kept elsewhere
+        return ""
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"belongs to another user (user id {status.st_uid})"
+    if status.st_mode & stat.S_IWOTH or (status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid)):
+        return WRITABLE
+    return ""
+
+
+def _is_own_group(group: int) -> bool:
+    """Whether a group has no member but the user or root: with such groups a umask of 002 is usual, and harmless."""
+    import grp
+    import pwd
+
+    try:
+        user, entry = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
+    except KeyError:
+        return group == 0
+    return group == 0 or (entry.gr_name == user and set(entry.gr_mem) <= {user})
 
 
 def _key(compiler: list[str]) -> str:
     identity = _run([*compiler, "--version"]).partition("\n")[0]
-    parts = (source_hash(), torch.__version__, identity, platform.machine())
+    parts = (source_hash(), torch.__version__, shlex.join(compiler), identity, platform.machine())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
 def _cache() -> Path:
-    if chosen := os.environ.get("NOMAX_CACHE"):
-        return Path(chosen).expanduser().absolute()
+    chosen, desktop = os.environ.get("NOMAX_CACHE"), Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nomax"
+        if chosen:
+            folder = Path(chosen).expanduser()
+        else:  # the desktop convention has relative paths ignored
+            folder = (desktop if desktop.is_absolute() else Path.home() / ".cache") / "nomax"
     except RuntimeError as error:
         raise BuildError(
             "nomax found no home directory to keep its compiled CPU kernels in. "
             "Set the environment variable NOMAX_CACHE to a directory that you can write to."
         ) from error
+    if not folder.is_absolute():
+        raise BuildError(
+            f"nomax does not load compiled CPU kernels from {str(folder)!r}: the path is relative, so the current "
+            "directory would decide which library is run. "
+            "Set the environment variable NOMAX_CACHE to an absolute path."
+        )
+    return folder
 
 
 def _compiler() -> list[str]:
@@ -145,7 +268,8 @@ def _compiler() -> list[str]:
     raise BuildError(
         f"nomax found no C++ compiler for its CPU kernels: looked for {', '.join(candidates)} on PATH, "
         "and the environment variable CXX is not set. "
-        "Install g++ or clang++, or set CXX to your compiler, or install a nomax wheel that holds the compiled kernels."
+        "Install g++ or clang++, or set CXX to your compiler, or install a wheel with compiled kernels: "
+        "`make wheel` in a checkout builds one, on a machine with a compiler."
     )
 
 
@@ -171,13 +295,5 @@ def _run(command: list[str]) -> str:
     return result.stdout
 
 
-@contextmanager
-def _notice() -> Iterator[None]:
-    """Say what takes so long, if it takes longer than a moment."""
-    line = "nomax: compiling its CPU kernels (once, about 20 s) …"
-    timer = threading.Timer(1.0, lambda: print(line, file=sys.stderr, flush=True))
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+def _say(line: str) -> None:
+    print(f"nomax: {line}", file=sys.stderr, flush=True)

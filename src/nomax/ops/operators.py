@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from nomax.ops.build import library
+from nomax.ops.build import BuildError, library
 
 # attend(query, key, value, mask, row_gain, row_shift, seed, query_offsets, key_offsets,
 #        activation, scale, gain, shift, diagonal, dropout, rows) -> out, statistics [2, B, H, Lq]
@@ -42,7 +42,15 @@ load._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _register() -> None:
-    torch.ops.load_library(library())
+    path = library()
+    try:
+        torch.ops.load_library(path)
+    except OSError as error:
+        raise BuildError(
+            f"nomax cannot load its compiled CPU kernels, {path}: {error.__cause__ or error}. "
+            f"Delete {path.parent} to have them compiled again on this machine."
+        ) from error
+    vars(torch.ops).pop("nomax", None)  # what stood there to call us, see nomax/__init__.py
     operators = torch.ops.nomax
     for name in ("attend", "attend_forward"):
         torch.library.register_fake(f"nomax::{name}", _shapes)

@@ -93,7 +93,7 @@ def row_map(name: str) -> Callable[[Tensor], Tensor]:
         # The package calls its functions as φ does: sparsemax, entmax15.
         return getattr(import_module("entmax"), name)
     except ImportError as error:
-        raise ImportError(f"phi={name!r} needs the entmax package: pip install 'nomax[text]'") from error
+        raise ImportError(f"phi={name!r} needs the entmax package: pip install entmax") from error
 
 
 def runs_on(name: str) -> str:

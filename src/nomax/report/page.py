@@ -60,7 +60,7 @@ def render(studies: Sequence[Section]) -> str:
         import jinja2
         from markupsafe import Markup
     except ImportError as error:
-        raise ImportError("a report needs jinja2: pip install 'nomax[report]'") from error
+        raise ImportError("a report needs jinja2: pip install jinja2") from error
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,

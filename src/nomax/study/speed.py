@@ -67,7 +67,7 @@ def verdict(setup: TextSetup, found: Mapping[str, tuple[float, ...]] | None = No
     scale = f"{BATCH} sequences of {setup.length} tokens on each side, {setup.dim} wide, {setup.layers}+{setup.layers} "
     scale += "layers, untrained, one CPU thread"
     if not set(SPARSE) <= set(ratio):
-        sentence = "The package entmax is not installed (pip install nomax[text]): nothing to judge."
+        sentence = "The package entmax is not installed (pip install entmax): nothing to judge."
         return Verdict("S-speed", "undecided", sentence, scale, [0], plain(ratio))
     listed = ", ".join(f"{name} {spread(interval, 2)}" for name, interval in ratio.items())
     sentence = (

@@ -222,4 +222,4 @@ def _needed(package: str, why: str) -> None:
     from importlib.util import find_spec
 
     if find_spec(package) is None:
-        raise ImportError(f"{why}: pip install nomax[text]")
+        raise ImportError(f"{why}: pip install {package}")

@@ -188,5 +188,5 @@ def _library() -> Any:
     try:
         import sentencepiece
     except ImportError as error:
-        raise ImportError("text needs sentencepiece: pip install nomax[text]") from error
+        raise ImportError("text needs sentencepiece: pip install sentencepiece") from error
     return sentencepiece
