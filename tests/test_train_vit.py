@@ -76,6 +76,23 @@ def test_the_reported_accuracy_is_that_of_the_saved_model(tmp_path, data):
     assert right > 0.5  # of four classes that are easy to tell apart
 
 
+@pytest.mark.parametrize("chosen", [{"steps": 7}, {"epochs": 0.3}, {"steps": 1}, {"smoke": True, "steps": 2}])
+def test_a_short_run_needs_no_warm_up_to_be_given(tmp_path, data, chosen):
+    short = {name: value for name, value in SMALL.items() if name != "warmup"}
+    assert run(Options(data=data, out=tmp_path / "run", **chosen, **short)) == 0
+    _, config = load_run(tmp_path / "run")
+    assert config.warmup == config.steps // 5
+    assert config.steps == chosen.get("steps", round(0.3 * 64 / 8))
+
+
+@pytest.mark.parametrize("recipe", ["i1k", "i21k"])
+def test_the_papers_recipes_take_the_smallest_of_big_visions_models(tmp_path, data, recipe):
+    options = Options(data=data, out=tmp_path / "run", recipe=recipe, model="Ti/16", smoke=True, tensorboard=False)
+    assert run(options) == 0
+    augment = load_run(tmp_path / "run")[1].augment
+    assert augment.randaug == {"i1k": (2, 0), "i21k": None}[recipe]
+
+
 def test_a_finished_run_is_left_as_it_is(tmp_path, data, capsys):
     options = Options(data=data, out=tmp_path / "run", steps=2, **SMALL)
     assert run(options) == 0
@@ -109,7 +126,7 @@ def test_a_run_that_is_not_finished_gives_its_newest_checkpoint(tmp_path, data):
         ({"steps": 5, "epochs": 2.0}, "--steps and --epochs"),
         ({"steps": 5, "warmup": 5}, "warmup=5 must be less than steps=5"),
         ({"lr": -1.0}, "lr=-1.0 must be a number of at least 0"),
-        ({"recipe": "i1k", "model": "Ti/16"}, "--augmentation"),
+        ({"recipe": "i1k", "model": "Ti/8"}, "--augmentation"),
         ({"augmentation": "heavy"}, "none, light1"),
     ],
 )

@@ -3,11 +3,12 @@
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from argparse import ArgumentParser
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from rich.console import Console
@@ -22,6 +23,7 @@ from nomax.train.phis import check_phis, slug
 from nomax.train.stop import Stop
 
 Job = tuple[RunConfig, Path]
+Chosen = TypeVar("Chosen")
 
 
 class Options(Protocol):
@@ -74,6 +76,26 @@ def places(options: Options, named: Path, name: Callable[[str], str] = str) -> l
     if options.out and len(phis) == 1:
         return [(phis[0], options.out)]
     return [(phi, (options.out or named) / slug(name(phi))) for phi in phis]
+
+
+def recipe(arguments: Sequence[str], recipes: Mapping[str, Chosen]) -> Chosen:
+    """The recipe that a command line names, whatever else is on it; the first one if it names none."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--recipe", nargs="?")
+    named = parser.parse_known_args(arguments)[0].recipe
+    return recipes.get(named) or next(iter(recipes.values()))
+
+
+def with_defaults(options: Any, config: RunConfig, **others: object) -> Any:
+    """The options, and for those that are None what a recipe's configuration has, for --help to show."""
+    known = {**vars(config.model), **vars(config), **others}
+    known = {name: value for name, value in known.items() if isinstance(value, bool | int | float | str)}
+    if not config.steps:
+        del known["steps"]
+    if not config.epochs:
+        del known["epochs"]
+    names = [field.name for field in fields(options) if getattr(options, field.name) is None]
+    return replace(options, **{name: known[name] for name in names if name in known})
 
 
 def spelled(options: Any, title: str) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nomax.data import ArraySource, Source
 from nomax.train.config import VisionConfig
-from nomax.train.loop_config import check_amount
+from nomax.train.loop_config import check_amount, steps_of, warmed_up
 from nomax.train.phis import slug
 from nomax.train.recipes import RECIPES
 
@@ -20,7 +20,6 @@ MODEL_OPTIONS = ("image_size", "qk_norm", "gate", "learned_gain", "learned_alpha
 SMOKE: dict[str, Any] = {
     "steps": 6,
     "epochs": 0.0,
-    "warmup": 2,
     "batch_size": 16,
     "checkpoint_every": 2,
     "evaluate_every": 3,
@@ -52,7 +51,8 @@ def configure(options: "Options", phi: str, train: Source) -> VisionConfig:
     if "steps" in given:
         config = replace(config, epochs=0.0)
     elif config.epochs:
-        config = replace(config, steps=int(config.epochs * len(train) / config.batch_size))
+        config = replace(config, steps=steps_of(config.epochs, len(train) / config.batch_size))
+    config = warmed_up(config, given)
     config.check()
     return config
 

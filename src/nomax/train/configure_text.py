@@ -1,6 +1,7 @@
 """From the options of `nomax train translate` and `nomax train language` to the configurations of their runs."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from nomax.models import ReLUFormerConfig
 from nomax.models.hub import VOCABULARY
 from nomax.train import command, text_data
 from nomax.train import run as run_folder
-from nomax.train.loop_config import check_amount
+from nomax.train.loop_config import check_amount, steps_of, warmed_up
 from nomax.train.phis import slug, spoken
 from nomax.train.text_config import TextConfig
 from nomax.train.text_options import TextOptions
@@ -22,7 +23,6 @@ OTHERS = {field.name for field in dataclasses.fields(TextConfig)} - {"model", "r
 SMOKE: dict[str, Any] = {
     "steps": 6,
     "epochs": 0.0,
-    "warmup": 2,
     "batch_size": 512,
     "checkpoint_every": 2,
     "evaluate_every": 3,
@@ -46,7 +46,7 @@ def jobs(options: TextOptions, task: str, languages: tuple[str, ...] | None) -> 
         if options.smoke and options.vocabulary is None:
             size = _possible(corpus, config.model.vocabulary, folder)
             config = replace(config, model=replace(config.model, vocabulary=size))
-        config = fitted(config, corpus, folder)
+        config = fitted(config, corpus, folder, _given(options))
         run_folder.check(folder, config, text)
         found.append((config, folder))
     return found
@@ -54,7 +54,7 @@ def jobs(options: TextOptions, task: str, languages: tuple[str, ...] | None) -> 
 
 def configure(options: TextOptions, phi: str, task: str, languages: tuple[str, ...] | None = None) -> TextConfig:
     """The recipe with whatever the options change, but for what depends on the text itself: see `fitted`."""
-    given = {name: value for name, value in vars(options).items() if value is not None}
+    given = _given(options)
     check_amount(given)
     model = {name: given[name] for name in MODEL_OPTIONS if name in given}
     if options.smoke:
@@ -77,8 +77,13 @@ def configure(options: TextOptions, phi: str, task: str, languages: tuple[str, .
     return replace(config, **changes)
 
 
-def fitted(config: TextConfig, corpus: Corpus, folder: Path | None = None) -> TextConfig:
-    """The configuration with what follows from its training text: languages, vocabulary, and steps of an epoch."""
+def fitted(
+    config: TextConfig, corpus: Corpus, folder: Path | None = None, given: Mapping[str, Any] | None = None
+) -> TextConfig:
+    """The configuration with what follows from its training text: languages, vocabulary, and steps of an epoch.
+
+    given: the options that were given, among which may be a warm-up; if not, that follows from the steps.
+    """
     languages = corpus.languages if config.task == "translate" else corpus.languages[:1]
     config = replace(config, languages=languages)
     kept = folder and folder / VOCABULARY  # of a run to go on with
@@ -89,9 +94,21 @@ def fitted(config: TextConfig, corpus: Corpus, folder: Path | None = None) -> Te
     if config.epochs:
         lengths = [example.length for example in text_data.examples(config, corpus, tokenizer)]
         steps = TokenOrder(lengths, max(config.batch_size, *lengths)).steps_per_epoch
-        config = replace(config, steps=int(config.epochs * steps))
+        config = replace(config, steps=steps_of(config.epochs, steps))
+    config = warmed_up(config, given or {})
     config.check()
     return config
+
+
+def defaults(options: TextOptions, config: TextConfig) -> Any:
+    """The options with the values of a recipe where they have none, for --help."""
+    others = {"penalty": config.normalisation_penalty, "vocabulary": config.model.vocabulary}
+    shown = command.with_defaults(options, config, **others)
+    return replace(shown, documents=options.documents, valid=None)
+
+
+def _given(options: TextOptions) -> dict[str, Any]:
+    return {name: value for name, value in vars(options).items() if value is not None}
 
 
 def _possible(corpus: Corpus, size: int, folder: Path) -> int:

@@ -12,6 +12,9 @@ from typing import Any, ClassVar, Literal, TypeVar
 FORBID: Mapping[str, Any] = {"extra": "forbid"}  # pydantic would drop an unknown field, a misspelt one, in silence
 
 
+WARMUP = 5  # by itself a warm-up takes at most one in so many steps; no recipe's own takes more
+
+
 @dataclass(frozen=True)
 class LoopConfig:
     """What the training loop is told, whatever it trains."""
@@ -76,6 +79,18 @@ def check_amount(given: Mapping[str, Any]) -> None:
         raise ValueError("--steps and --epochs say the same thing: give one of them.")
     if "epochs" in given and not 0 < given["epochs"] < math.inf:
         raise ValueError(f"--epochs {given['epochs']:g} must be a number above 0.")
+
+
+def steps_of(epochs: float, steps_per_epoch: float) -> int:
+    """The number of steps of so many epochs, rounded as big_vision rounds it."""
+    return max(1, round(epochs * steps_per_epoch))
+
+
+def warmed_up(config: Config, given: Mapping[str, Any]) -> Config:
+    """The configuration with the warm-up of its recipe, or a shorter one for few steps; a given one stays."""
+    if "warmup" in given:
+        return config
+    return dataclasses.replace(config, warmup=min(config.warmup, config.steps // WARMUP))
 
 
 def to_json(config: LoopConfig) -> str:

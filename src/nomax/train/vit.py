@@ -1,12 +1,13 @@
 """`nomax train vit`: train a vision transformer with any φ, or several side by side."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from nomax.train import command
 from nomax.train import run as run_folder
 from nomax.train.configure import configure, run_name
+from nomax.train.recipes import AUGMENTATIONS, RECIPES
 from nomax.train.vision import load
 
 TITLE = "train vit"
@@ -29,11 +30,12 @@ class Options:
     phi: tuple[str, ...] = ("relu/L",)
     """How scores become weights: "relu/L", "softmax", … Several train one after the other and are compared."""
     model: str | None = None
-    """Size and patch, such as S/16 or Ti/4; the recipe's own if not given."""
+    """Size and patch, such as S/16 or Ti/4."""
     data: str = "fashion-mnist-small"
     """A name (`nomax data list`), a folder of images, shards, "torchvision:NAME" or "hf:NAME"."""
     recipe: Literal["small", "i1k", "i21k"] = "small"
-    """small: an hour of one CPU core on small images. i1k, i21k: the paper's ImageNet runs."""
+    """small: an hour of one CPU core on small images. i1k, i21k: the paper's ImageNet runs. The defaults below are
+    the recipe's: --recipe i1k --help shows those of i1k."""
     out: Path | None = None
     """Folder of the run; if not given, one below runs/ with the data, recipe, model and φ in its name."""
 
@@ -46,7 +48,7 @@ class Options:
     lr: float | None = None
     """Largest learning rate."""
     warmup: int | None = None
-    """Steps of linear warm-up."""
+    """Steps of linear warm-up; if not given, at most a fifth of the steps."""
     weight_decay: float | None = None
     """AdamW's, of kernels only."""
     clip: float | None = None
@@ -54,9 +56,10 @@ class Options:
     loss: Literal["sigmoid", "softmax"] | None = None
     """Binary cross-entropy summed over the classes, or cross-entropy. (Nothing to do with φ.)"""
     augmentation: str | None = None
-    """big_vision's settings of mixup and RandAugment: none, light1, light2, medium1, medium2, strong1, strong2."""
+    """big_vision's settings of mixup and RandAugment: none, light1, light2, medium1, medium2, strong1, strong2.
+    i1k and i21k choose by --model."""
     image_size: int | None = None
-    """Pixels on a side."""
+    """Pixels on a side; small takes images as they are, if they are square and all of one size."""
     on_error: Literal["raise", "skip"] = "raise"
     """Stop at a broken image, or count it and take another in its place."""
     qk_norm: bool | None = None
@@ -100,6 +103,15 @@ class Options:
     """Train several φ at the same time, each in a process with one thread: faster than one after the other."""
     smoke: bool = False
     """Shrink everything to seconds: shows only that it works."""
+
+
+def defaults(arguments: list[str]) -> Options:
+    """The options with the values of the recipe that a command line names, but for those that follow from the data."""
+    config = command.recipe(arguments, RECIPES)()
+    setting = (config.mixup, config.augment.randaug)
+    name = next(name for name, each in AUGMENTATIONS.items() if each == setting)
+    shown: Options = command.with_defaults(Options(), config, model=config.model.variant, augmentation=name)
+    return replace(shown, image_size=None) if config.recipe == "small" else shown
 
 
 def run(options: Options) -> int:
