@@ -11,8 +11,8 @@ from nomax import __version__
 
 T = TypeVar("T")
 
-# Each module has a dataclass Options, which becomes the command's options and help, and run(options) -> exit code. Where
-# defaults come from a recipe, it also has defaults(arguments) -> Options, for the help.
+# Each module has a dataclass Options, which becomes the command's options and help, and run(options) -> exit code.
+# Where recipes say what is not given, it also has defaults(arguments) -> Options, which the help shows.
 COMMANDS = {
     "train vit": ("nomax.train.vit", "train a vision transformer, one φ or several side by side"),
     "train translate": ("nomax.train.translate", "train a translation model, one φ or several side by side"),

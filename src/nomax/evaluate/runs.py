@@ -53,6 +53,11 @@ class Run:
             raise ValueError(f"{self.name} is a saved model, which does not say its data set; give one with --data.")
         return self.config.data
 
+    @property
+    def held_out(self) -> float:
+        """The share of that data set's training images that is its test split; 0 where it has one of its own."""
+        return 0.0 if self.config is None else self.config.held_out
+
 
 @dataclass(frozen=True)
 class TextRun:

@@ -65,7 +65,7 @@ class _Vision:
         return "train vit"
 
     def task(self, config: VisionConfig, folder: Path, world: World) -> VisionTask:
-        return VisionTask(config, *vision.load(config.data, config.on_error))
+        return VisionTask(config, *vision.load(config.data, config.on_error, config.held_out))
 
     def result(self, config: VisionConfig, outcome: Outcome) -> dict[str, Any]:
         speed = round(outcome.step * config.batch_size / outcome.seconds, 1)
@@ -88,7 +88,7 @@ class _Vision:
         self, config: VisionConfig, folder: Path, weights: dict[str, Any], result: dict[str, Any], command: str
     ) -> None:
         card = {
-            "data": config.data,
+            "data": config.data + (f", with {config.held_out:.0%} held out as test split" if config.held_out else ""),
             "recipe": config.recipe,
             "steps": f"{config.steps:,} of {config.batch_size:,} images",
             "accuracy": f"{result['test_accuracy']:.2%} on the test split",

@@ -33,6 +33,9 @@ class Options:
     """Size and patch, such as S/16 or Ti/4."""
     data: str = "fashion-mnist-small"
     """A name (`nomax data list`), a folder of images, shards, "torchvision:NAME" or "hf:NAME"."""
+    held_out: float | None = None
+    """Share of the training images that is held out as test split, such as 0.1, for data that have none. The names of
+    the files decide which, so `nomax evaluate RUN` looks at the same."""
     recipe: Literal["small", "i1k", "i21k"] = "small"
     """small: an hour of one CPU core on small images. i1k, i21k: the paper's ImageNet runs. The defaults below are
     the recipe's: --recipe i1k --help shows those of i1k."""
@@ -58,6 +61,14 @@ class Options:
     augmentation: str | None = None
     """big_vision's settings of mixup and RandAugment: none, light1, light2, medium1, medium2, strong1, strong2.
     i1k and i21k choose by --model."""
+    crop: Literal["inception", "resize", "pad", "none"] | None = None
+    """inception: a random part of the image, resized; resize: the whole image; pad: moved by up to an eighth; none: as
+    it is. For the last two, images must have the right size. small pads such images and crops others."""
+    min_crop_area: float | None = None
+    """Least share of the image's area that an inception crop takes; 1 takes the whole."""
+    flip: bool | None = None
+    """Mirror every second image, by chance, left to right: wrong for digits and text. small flips folders, shards and
+    photographs, not digits or icons."""
     image_size: int | None = None
     """Pixels on a side; small takes images as they are, if they are square and all of one size."""
     on_error: Literal["raise", "skip"] = "raise"
@@ -111,7 +122,9 @@ def defaults(arguments: list[str]) -> Options:
     setting = (config.mixup, config.augment.randaug)
     name = next(name for name, each in AUGMENTATIONS.items() if each == setting)
     shown: Options = command.with_defaults(Options(), config, model=config.model.variant, augmentation=name)
-    return replace(shown, image_size=None) if config.recipe == "small" else shown
+    if config.recipe == "small":
+        return replace(shown, image_size=None)
+    return replace(shown, crop=config.augment.crop, flip=config.augment.flip, min_crop_area=config.augment.area[0])
 
 
 def run(options: Options) -> int:
@@ -127,7 +140,7 @@ def spelled(options: Options) -> str:
 def _jobs(options: Options) -> list[command.Job]:
     """The configuration and the folder of each φ; an error says what is wrong with the options before anything runs."""
     places = command.places(options, run_name(options))
-    train, _ = load(options.data, options.on_error)
+    train, _ = load(options.data, options.on_error, options.held_out or 0.0)
     jobs: list[command.Job] = [(configure(options, phi, train), folder) for phi, folder in places]
     for config, folder in jobs:
         run_folder.check(folder, config)
