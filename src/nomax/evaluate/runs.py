@@ -134,9 +134,10 @@ def _moved(model: Any, device: str | None) -> Any:
 
 def _is_text(config: Path) -> bool:
     try:
-        return "task" in json.loads(config.read_bytes())
-    except ValueError:
+        found = json.loads(config.read_bytes())
+    except (ValueError, RecursionError):
         return (config.parent / VOCABULARY).is_file()  # whoever reads it next says what is wrong with it
+    return isinstance(found, dict) and "task" in found
 
 
 def _saved_text(name: str, model: ReLUFormer, folder: Path) -> TextRun:
@@ -152,6 +153,9 @@ def _instead(folder: Path) -> str:
     """What is there instead of a run, and what to do."""
     if not folder.is_dir():
         return "there is no such folder. Give the one that `nomax train` wrote (--out)."
+    if (folder / "metrics.jsonl").exists():
+        model = f", or give {folder / 'model'}" if (folder / "model" / "config.json").is_file() else ""
+        return f"it is a run whose config.json is missing or cannot be read. Restore that{model}."
     if runs := sorted(str(config.parent) for config in folder.glob("*/config.json")):
         return f"it holds several. Give one or more of them: {' '.join(runs)}"
     return "it has no config.json, which `nomax train` and nomax.models.save write."

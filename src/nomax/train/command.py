@@ -16,7 +16,7 @@ from rich.console import Console
 from nomax.train import distributed
 from nomax.train import run as run_folder
 from nomax.train.compare import compare
-from nomax.train.kinds import RunConfig, kind_of
+from nomax.train.kinds import Kind, RunConfig, kind_of
 from nomax.train.one import explained, load_and_train
 from nomax.train.parallel import train_in_parallel
 from nomax.train.phis import check_phis, slug
@@ -116,8 +116,15 @@ def spelled(options: Any, title: str) -> str:
 
 def _tell_what_came_out(jobs: Sequence[Job], command: str, console: Console) -> None:
     config, first = jobs[0]
-    done = [folder for _, folder in jobs if run_folder.result(folder)]
+    done = [folder for _, folder in jobs if _is_finished(folder, kind_of(config))]
     if len(jobs) > 1 and done:
         compare(kind_of(config), first.parent, done, command, console)
     if done:
         console.print(f"Next: {kind_of(config).advice(config, done)}.", soft_wrap=True)
+
+
+def _is_finished(folder: Path, kind: Kind) -> bool:
+    try:
+        return run_folder.result(folder, kind.measured) is not None
+    except ValueError:  # a damaged one, which was told already
+        return False

@@ -6,10 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nomax.data.text import Corpus, Tokenizer, TokenOrder
+from nomax.data.text import Corpus, TokenOrder
 from nomax.data.text.tokenizer import SizeError
 from nomax.models import ReLUFormerConfig
-from nomax.models.hub import VOCABULARY
 from nomax.train import command, text_data
 from nomax.train import run as run_folder
 from nomax.train.loop_config import check_amount, steps_of, warmed_up
@@ -86,9 +85,8 @@ def fitted(
     """
     languages = corpus.languages if config.task == "translate" else corpus.languages[:1]
     config = replace(config, languages=languages)
-    kept = folder and folder / VOCABULARY  # of a run to go on with
     vocabulary = config.model.vocabulary
-    tokenizer = Tokenizer.load(kept) if kept and kept.is_file() else text_data.learned(corpus, vocabulary)
+    tokenizer = text_data.kept(folder) or text_data.learned(corpus, vocabulary)
     tokenizer.check(vocabulary, title="this configuration")
     config = replace(config, vocabulary=tokenizer.digest)
     if config.epochs:
@@ -113,8 +111,8 @@ def _given(options: TextOptions) -> dict[str, Any]:
 
 def _possible(corpus: Corpus, size: int, folder: Path) -> int:
     """The size of a vocabulary, or the nearest one to it that a text gives; of a run to go on with, what it has."""
-    if (folder / VOCABULARY).is_file():
-        return len(Tokenizer.load(folder / VOCABULARY))
+    if tokenizer := text_data.kept(folder):
+        return len(tokenizer)
     try:
         text_data.learned(corpus, size)
     except SizeError as error:

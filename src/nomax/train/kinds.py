@@ -29,6 +29,9 @@ class Kind(Protocol):
     unit: str
     """What is counted, in the plural."""
 
+    measured: frozenset[str]
+    """The numbers of result.json that are told."""
+
     def command(self, config: Any) -> str:
         """The command that trains it."""
         ...
@@ -60,6 +63,7 @@ class Kind(Protocol):
 
 class _Vision:
     unit = VisionTask.unit
+    measured = frozenset({"test_accuracy", "test_loss", "images_per_second"})
 
     def command(self, config: VisionConfig) -> str:
         return "train vit"
@@ -103,6 +107,7 @@ class _Vision:
 
 class _Text:
     unit = TextTask.unit
+    measured = frozenset({"valid_perplexity", "valid_nll", "valid_accuracy", "tokens_per_second", "tokens"})
 
     def command(self, config: TextConfig) -> str:
         return f"train {config.task}"
@@ -114,7 +119,7 @@ class _Text:
         tokenizer = text_data.vocabulary(config, folder)
         if world.leads:
             run.note_text(folder, text)
-            if not (folder / VOCABULARY).is_file():
+            if not (folder / VOCABULARY).exists():
                 tokenizer.save(folder / VOCABULARY)
         train = text_data.stages(config, corpora["train"], tokenizer)
         return TextTask(config, train, text_data.examples(config, corpora["valid"], tokenizer))

@@ -102,11 +102,17 @@ def read(path: Path, kind: type[Config]) -> Config:
     """Read a config.json, strictly: an unknown or ill-typed field is a ValueError that names it."""
     from pydantic import TypeAdapter, ValidationError
 
+    content = path.read_bytes()
     try:
-        return TypeAdapter(kind).validate_json(path.read_bytes())
+        config = TypeAdapter(kind).validate_json(content)
+        found = "" if "steps" in json.loads(content) else "steps: Field required"  # {} would be all defaults
     except ValidationError as error:
         found = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'the file'}: {e['msg']}" for e in error.errors())
-        raise ValueError(f"{path} cannot be read as a {kind.__name__}: {found}.") from None
+    if found:
+        raise ValueError(
+            f"{path} cannot be read as a {kind.__name__}: {found}. Restore it, or train in another folder."
+        )
+    return config
 
 
 def differences(old: LoopConfig, new: LoopConfig) -> list[str]:

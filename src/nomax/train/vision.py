@@ -125,5 +125,6 @@ def load_run(folder: str | Path) -> tuple[ViT, VisionConfig]:
     if state is None:
         raise FileNotFoundError(f"{folder} holds neither a model nor a checkpoint yet.")
     model = ViT.from_config(config.model)
-    model.load_state_dict(state["average"] or state["model"])
+    place = folder / "checkpoints" / checkpoints.name(state["step"])
+    models.hub.fill(model, state.get("average") or state["model"], str(place))
     return model.eval(), config
