@@ -1,5 +1,6 @@
 """The command line: what it says when asked, and when something is misspelt."""
 
+import re
 import subprocess
 import sys
 
@@ -59,6 +60,37 @@ def test_output_that_nobody_reads_to_the_end_is_no_error(arguments: str) -> None
     command = f"{sys.executable} -m nomax.cli {arguments} | head -c 1"
     done = subprocess.run(command, shell=True, check=True, capture_output=True, text=True)
     assert done.stderr == ""
+
+
+def shown(command: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """The default of each option, as the help of a command tells it."""
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help"])
+    options = re.split(r"\n[│ ] (--[a-z-]+)", capsys.readouterr().out)
+    texts = (re.sub(r"[\s│]+", " ", text) for text in options[2::2])
+    return {
+        name: text.rpartition("(default: ")[2].partition(")")[0]
+        for name, text in zip(options[1::2], texts, strict=True)
+    }
+
+
+@pytest.mark.parametrize(
+    ("command", "defaults"),
+    [
+        ("train vit", {"steps": "4700", "batch-size": "128", "lr": "0.001", "warmup": "500", "model": "nano/4"}),
+        ("train vit --recipe i1k", {"epochs": "300.0", "warmup": "10000", "augmentation": "medium2", "model": "S/16"}),
+        ("train vit --recipe=i21k --steps 5", {"epochs": "30.0", "batch-size": "4096", "image-size": "224"}),
+        ("train translate", {"steps": "2000", "warmup": "400", "lr": "0.002", "vocabulary": "4000", "penalty": "0.03"}),
+        ("train translate --recipe iwslt", {"steps": "50000", "warmup": "4000", "dim": "512", "dropout": "0.3"}),
+        ("train language", {"steps": "2000", "decoder-layers": "4", "documents": "256"}),
+    ],
+)
+def test_help_shows_the_values_of_the_recipe(
+    command: str, defaults: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = shown(command, capsys)
+    assert {name: found.get(f"--{name}") for name in defaults} == defaults
+    assert found["--batch-size"] != "None"
 
 
 def test_an_option_that_may_be_left_out_is_a_plain_one(capsys: pytest.CaptureFixture[str]) -> None:

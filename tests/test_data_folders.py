@@ -1,5 +1,6 @@
 """Folders of images, and the decoding of image files: what is there is found, what is broken is named."""
 
+import json
 import logging
 import os
 import struct
@@ -8,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_images
 from pictures import encoded, fill, picture
 from PIL import Image
 
 from nomax import _compat, data
+from nomax.cli import main
 from nomax.data import images
 from nomax.data.folders import FolderSource
 from nomax.data.images import DataError
@@ -62,6 +65,102 @@ def test_a_folder_without_splits_is_for_training_only(tmp_path: Path) -> None:
     assert len(FolderSource(tmp_path)) == 2
     with pytest.raises(FileNotFoundError, match="no split 'test'"):
         FolderSource(tmp_path, "test")
+
+
+def names(source: data.Source) -> set[str]:
+    return {source.name(index) for index in range(len(source))}
+
+
+def parts(folder: Path, share: float) -> list[set[str]]:
+    """The names of the images that are trained on, and of those held out."""
+    return [names(data.load(folder, split, held_out=share)) for split in ("train", "test")]
+
+
+def test_a_share_of_a_folder_without_a_test_split_is_held_out(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "a", {"cat": 80, "dog": 60, "rare": 1})
+    train, test = parts(folder, 0.25)
+    assert not train & test
+    assert train | test == names(FolderSource(folder))
+    assert 20 < len(test) < 50
+    assert {Path(name).parent.name for name in test} >= {"cat", "dog"}
+    assert str(folder / "rare" / "000.jpg") in train
+    assert parts(folder, 0.4)[1] > test  # a larger share holds out these, too
+    one, other = (data.load(folder, split, held_out=0.25) for split in ("train", "test"))
+    assert one.classes == other.classes == ("cat", "dog", "rare")
+    for source in (one, other):
+        for index in (0, len(source) - 1):
+            name = Path(source.name(index))
+            assert source.classes[source.labels[index]] == name.parent.name
+            assert np.array_equal(np.asarray(source.image(index)), np.asarray(Image.open(name)))
+            assert source.read(index) == name.read_bytes()
+
+
+def test_what_is_held_out_depends_on_the_name_of_an_image_alone(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "a", {"cat": 30, "dog": 30})
+    train, test = parts(folder, 0.3)
+    assert str(folder / "cat" / "000.jpg") in test  # 0x25e5 of 0x10000, where its SHA-256 begins, are 14.8 %
+    assert str(folder / "cat" / "000.jpg") in parts(folder, 0.148 + 1e-4)[1] - parts(folder, 0.148 - 1e-4)[1]
+    moved = folder.rename(tmp_path / "b")
+    elsewhere = [{str(folder / Path(name).relative_to(moved)) for name in part} for part in parts(moved, 0.3)]
+    assert elsewhere == [train, test]
+    fill(moved, {"bird": 20})
+    for number in range(20):
+        picture(number).save(moved / "cat" / f"new {number}.jpg")
+    for before, now in zip((train, test), parts(moved, 0.3), strict=True):
+        assert {str(moved / Path(name).relative_to(folder)) for name in before} <= now
+
+
+def test_a_class_keeps_an_image_to_train_on_whatever_the_share(tmp_path: Path) -> None:
+    folder = fill(tmp_path, {"a": 3, "b": 1, "c": 2})
+    train = data.load(folder, held_out=0.999)
+    assert np.bincount(train.labels).tolist() == [1, 1, 1]
+    assert len(data.load(folder, "test", held_out=0.999)) == 3
+
+
+def test_images_in_an_array_are_held_out_by_their_numbers(tmp_path: Path) -> None:
+    folder = tiny_images.write(tmp_path / "tiny", train=400, test=0)
+    meta = json.loads((tmp_path / "tiny" / "meta.json").read_text())
+    (tmp_path / "tiny" / "meta.json").write_text(json.dumps({**meta, "splits": {"train": [0, 400]}}))
+    whole, train, test = (
+        data.load(folder, split, held_out=s) for split, s in (("train", 0), ("train", 0.2), ("test", 0.2))
+    )
+    assert isinstance(train, data.ArraySource)
+    assert 60 < len(test) < 100
+    joined = np.concatenate([train.images, test.images])
+    assert sorted(image.tobytes() for image in joined) == sorted(image.tobytes() for image in whole.images)
+
+
+@pytest.mark.parametrize(
+    ("share", "split", "words"),
+    [
+        (1.0, "train", "above 0 and below 1"),
+        (-0.1, "test", "above 0 and below 1"),
+        (float("nan"), "test", "above 0 and below 1"),
+        (0.5, "val", "there are 'train' and 'test'"),
+        (1e-9, "train", "holds out none of the 4 images"),
+    ],
+)
+def test_a_share_that_makes_no_sense_is_refused(tmp_path: Path, share: float, split: str, words: str) -> None:
+    fill(tmp_path, {"a": 2, "b": 2})
+    with pytest.raises(ValueError, match=words):
+        data.load(tmp_path, split, held_out=share)
+
+
+def test_data_with_a_test_split_holds_nothing_out(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        fill(tmp_path / split, {"a": 2, "b": 2})
+    with pytest.raises(ValueError, match="has a test split of its own"):
+        data.load(tmp_path, held_out=0.5)
+    with pytest.raises(ValueError, match="digits has a test split of its own"):
+        data.load("digits", "test", held_out=0.5)
+
+
+def test_data_info_counts_what_is_held_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = fill(tmp_path, {"a": 20, "b": 20})
+    counts = [len(data.load(folder, split, held_out=0.3)) for split in ("train", "test")]
+    assert main(["data", "info", str(folder), "--held-out", "0.3"]) == 0
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("│ images  "))
+    assert [int(cell) for cell in row.replace("│", " ").split()[1:]] == counts
 
 
 def test_an_empty_class_is_an_error_or_left_out_where_the_user_said_so(

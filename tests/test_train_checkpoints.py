@@ -14,7 +14,8 @@ from nomax.train import run as run_folder
 
 
 def state(step):
-    return {"step": step, "model": {"w": torch.full((1000,), float(step))}}
+    weights = {"w": torch.full((1000,), float(step))}
+    return {"step": step, "units": 0, "seconds": 0.0, "config": "", "model": weights, "optimiser": {}, "average": None}
 
 
 def names(folder):
@@ -47,7 +48,7 @@ def test_an_empty_folder_has_no_checkpoint(tmp_path):
     assert checkpoints.newest(tmp_path / "missing") is None
 
 
-@pytest.mark.parametrize("damage", ["flipped", "cut", "no hash", "empty hash"])
+@pytest.mark.parametrize("damage", ["flipped", "cut", "no hash", "empty hash", "binary hash", "folder", "link"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_serves(tmp_path, capsys, damage):
     for step in (5, 10):
         path = checkpoints.save(tmp_path, step, state(step), keep=3)
@@ -59,12 +60,65 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_serves(tmp_path, ca
         path.write_bytes(data[:-100])
     elif damage == "no hash":
         path.with_name(path.name + ".sha256").unlink()
+    elif damage == "binary hash":
+        path.with_name(path.name + ".sha256").write_bytes(b"\xff\xfe\x00")
+    elif damage == "folder":
+        path.unlink()
+        path.mkdir()
+    elif damage == "link":
+        path.unlink()
+        path.symlink_to(path)
     else:
         path.with_name(path.name + ".sha256").write_text("")
     assert checkpoints.newest(tmp_path)["step"] == 5
     told = capsys.readouterr().err
     assert str(path) in told
     assert "damaged" in told
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({}, "no 'step'"),
+        ([1, 2], "a list"),
+        (None, "a NoneType"),
+        ({**state(10), "step": 9}, "of step 9"),
+        ({**state(10), "step": "10"}, "no 'step'"),
+        ({**state(10), "model": [torch.ones(3)]}, "no 'model'"),
+        ({**state(10), "model": {"w": 3.0}}, "no tensors"),
+        ({**state(10), "average": {"w": 3.0}}, "no tensors"),
+        ({name: value for name, value in state(10).items() if name != "optimiser"}, "no 'optimiser'"),
+    ],
+)
+def test_what_is_no_checkpoint_is_damaged_though_its_hash_is_right(tmp_path, capsys, content, said):
+    checkpoints.save(tmp_path, 5, state(5), keep=3)
+    path = checkpoints.save(tmp_path, 10, state(10), keep=3)
+    torch.save(content, path)
+    path.with_name(path.name + ".sha256").write_text(hashlib.sha256(path.read_bytes()).hexdigest())
+    assert checkpoints.newest(tmp_path)["step"] == 5
+    told = capsys.readouterr().err
+    assert f"the checkpoint {path} is damaged" in told
+    assert said in told
+    checkpoints.tidy(tmp_path, 5)
+    assert f"{path.name}.damaged" in names(tmp_path)
+
+
+def test_damaged_checkpoints_are_all_kept_aside(tmp_path, capsys):
+    for _ in range(3):
+        checkpoints.save(tmp_path, 5, state(5), keep=3)
+        checkpoints.save(tmp_path, 10, state(10), keep=3).write_bytes(b"")
+        checkpoints.tidy(tmp_path, checkpoints.newest(tmp_path)["step"])
+    kept = [name for name in names(tmp_path) if name.startswith("step-00000010.pt.damaged")]
+    assert len(kept) == 3
+
+
+def test_weights_of_another_model_are_refused_though_the_configuration_is_the_same(tmp_path):
+    with run_folder.claimed(tmp_path, CONFIG):
+        run(tmp_path)
+    task = Points()
+    task.model.head = torch.nn.Linear(4, 3)
+    with pytest.raises(ValueError, match=r"step-00000012\.pt has other weights .* Move it away"):
+        run(tmp_path, task)
 
 
 def test_if_every_checkpoint_is_damaged_the_error_says_what_to_do(tmp_path, capsys):
@@ -82,7 +136,8 @@ def test_a_damaged_checkpoint_does_not_push_out_good_ones(tmp_path, capsys):
     checkpoints.tidy(tmp_path, checkpoints.newest(tmp_path)["step"])
     checkpoints.save(tmp_path, 8, state(8), keep=1)
     assert checkpoints.newest(tmp_path)["step"] == 8
-    assert names(tmp_path) == ["step-00000008.pt", "step-00000008.pt.sha256", "step-00000010.pt.damaged"]
+    damaged = ["step-00000010.pt.damaged", "step-00000010.pt.sha256.damaged"]
+    assert names(tmp_path) == ["step-00000008.pt", "step-00000008.pt.sha256", *damaged]
 
 
 def test_code_in_a_checkpoint_is_not_run(tmp_path, capsys):

@@ -12,13 +12,15 @@ import tiny_images
 import torch
 
 from nomax.console import Console
-from nomax.train import VisionConfig, loop_config, metrics
+from nomax.train import VisionConfig, loop_config, metrics, text_recipes
+from nomax.train.configure import configure
 from nomax.train.distributed import World
 from nomax.train.loop import train
 from nomax.train.progress import Bar
 from nomax.train.recipes import AUGMENTATIONS, RECIPES, i1k, i21k, small
 from nomax.train.stop import Stop
 from nomax.train.vision import VisionTask, load
+from nomax.train.vit import Options
 
 
 @pytest.mark.parametrize("recipe", [i1k, i21k])
@@ -50,6 +52,7 @@ def test_where_the_two_differ():
 
 
 TABLE = {
+    "Ti/16": ((0.0, (2, 0)), (0.0, None)),
     "S/32": ((0.2, (2, 15)), (0.0, None)),
     "S/16": ((0.5, (2, 15)), (0.0, (2, 0))),
     "S/8": ((0.5, (2, 15)), (0.0, (2, 0))),  # our assumption: as S/16
@@ -67,8 +70,38 @@ def test_augmentation_follows_the_configurations_tables(variant):
 
 def test_any_setting_can_be_chosen_by_name():
     for name, (mixup, randaug) in AUGMENTATIONS.items():
-        config = i1k("Ti/16", augmentation=name)
+        config = i1k("Ti/8", augmentation=name)
         assert (config.mixup, config.augment.randaug) == (mixup, randaug)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "images", "batch_size", "steps"),
+    # The first is i1k on 99 % of ImageNet-1k, as big_vision's round(300 * (1268355 / 4096)) has it.
+    [(300.0, 1_268_355, 4096, 92_897), (1.0, 64, 8, 8), (1.0, 60, 8, 8), (1.0, 59, 8, 7), (0.01, 64, 8, 1)],
+)
+def test_epochs_are_rounded_to_steps_as_big_vision_does(epochs, images, batch_size, steps):
+    assert loop_config.steps_of(epochs, images / batch_size) == steps
+
+
+@pytest.mark.parametrize("steps", [1, 4, 5, 100, 2499, 2500, 4700, 10**6])
+def test_the_warm_up_follows_the_steps_up_to_the_recipes_own(tmp_path, steps):
+    train, _ = load(tiny_images.write(tmp_path / "data"))
+    config = configure(Options(steps=steps), "relu/L", train)
+    assert config.warmup == min(500, steps // 5)
+    assert configure(Options(steps=steps, warmup=0), "relu/L", train).warmup == 0
+    if steps > 4:
+        assert configure(Options(steps=steps, warmup=steps - 1), "relu/L", train).warmup == steps - 1
+
+
+def test_no_recipes_own_warm_up_is_cut():
+    """The steps of the ImageNet recipes are those of the paper's data; the others say theirs."""
+    steps = {"i1k": 92_897, "i21k": 103_613}
+    for name, recipe in RECIPES.items():
+        config = replace(recipe(), steps=steps.get(name, recipe().steps))
+        assert loop_config.warmed_up(config, {}) == config
+    for task in ("translate", "language"):
+        for recipe in text_recipes.RECIPES.values():
+            assert loop_config.warmed_up(recipe(task), {}) == recipe(task)
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values())

@@ -19,7 +19,7 @@ from text_corpora import corpus
 
 from nomax import models
 from nomax.cli import main
-from nomax.data.text import Tokenizer
+from nomax.data.text import Tokenizer, TokenOrder
 from nomax.data.text.corpus import write
 from nomax.models import ReLUFormer
 from nomax.nn import RELUFORMER
@@ -331,6 +331,19 @@ def test_epochs_are_counted_in_batches(data):
     task = task_of(data, translate.Options(**TRANSLATE, epochs=2.0), "relu/L")
     shown = [number for step in range(config.steps) for number in task.stages[0][1].batch(step)]
     assert sorted(shown) == sorted([*range(len(train))] * 2)
+
+
+@pytest.mark.parametrize("command", [translate, language])
+@pytest.mark.parametrize("chosen", [{"steps": 6}, {"epochs": 0.6}])
+def test_a_short_run_needs_no_warm_up_to_be_given(tmp_path, data, command, chosen):
+    small = {**(TRANSLATE if command is translate else LANGUAGE), "warmup": None}
+    assert command.run(command.Options(data=data, out=tmp_path / "run", **chosen, **small)) == 0
+    config = load_text_run(tmp_path / "run")[2]
+    assert config.warmup == config.steps // 5
+    if "steps" not in chosen:
+        train = text_data.load(data, "train", config.task, config.languages)
+        lengths = [each.length for each in text_data.examples(config, train, text_data.learned(train, 330))]
+        assert config.steps == round(0.6 * TokenOrder(lengths, config.batch_size).steps_per_epoch)
 
 
 GROWING = {**TRANSLATE, "max_length": None, "documents": 512, "batch_size": 512, "growth": 0.5, "steps": 20}

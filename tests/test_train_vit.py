@@ -9,12 +9,16 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tiny_images
 import torch
+import torch.nn.functional as F
 from filelock import FileLock
+from pictures import fill
 
 from nomax import models
+from nomax.cli import main
 from nomax.train import load_run, metrics
 from nomax.train.distributed import World
 from nomax.train.vision import VisionTask, load
@@ -76,6 +80,23 @@ def test_the_reported_accuracy_is_that_of_the_saved_model(tmp_path, data):
     assert right > 0.5  # of four classes that are easy to tell apart
 
 
+@pytest.mark.parametrize("chosen", [{"steps": 7}, {"epochs": 0.3}, {"steps": 1}, {"smoke": True, "steps": 2}])
+def test_a_short_run_needs_no_warm_up_to_be_given(tmp_path, data, chosen):
+    short = {name: value for name, value in SMALL.items() if name != "warmup"}
+    assert run(Options(data=data, out=tmp_path / "run", **chosen, **short)) == 0
+    _, config = load_run(tmp_path / "run")
+    assert config.warmup == config.steps // 5
+    assert config.steps == chosen.get("steps", round(0.3 * 64 / 8))
+
+
+@pytest.mark.parametrize("recipe", ["i1k", "i21k"])
+def test_the_papers_recipes_take_the_smallest_of_big_visions_models(tmp_path, data, recipe):
+    options = Options(data=data, out=tmp_path / "run", recipe=recipe, model="Ti/16", smoke=True, tensorboard=False)
+    assert run(options) == 0
+    augment = load_run(tmp_path / "run")[1].augment
+    assert augment.randaug == {"i1k": (2, 0), "i21k": None}[recipe]
+
+
 def test_a_finished_run_is_left_as_it_is(tmp_path, data, capsys):
     options = Options(data=data, out=tmp_path / "run", steps=2, **SMALL)
     assert run(options) == 0
@@ -109,8 +130,12 @@ def test_a_run_that_is_not_finished_gives_its_newest_checkpoint(tmp_path, data):
         ({"steps": 5, "epochs": 2.0}, "--steps and --epochs"),
         ({"steps": 5, "warmup": 5}, "warmup=5 must be less than steps=5"),
         ({"lr": -1.0}, "lr=-1.0 must be a number of at least 0"),
-        ({"recipe": "i1k", "model": "Ti/16"}, "--augmentation"),
+        ({"recipe": "i1k", "model": "Ti/8"}, "--augmentation"),
         ({"augmentation": "heavy"}, "none, light1"),
+        ({"held_out": 0.1}, "has a test split of its own"),
+        ({"crop": "resize", "min_crop_area": 0.5}, "--min-crop-area is for --crop inception"),
+        ({"crop": "inception", "min_crop_area": 0.0}, "--min-crop-area 0 must be above 0"),
+        ({"crop": "none", "image_size": 32}, "is 16×16, and the model takes 32×32: give --crop resize"),
     ],
 )
 def test_wrong_options_are_told_before_anything_is_written(tmp_path, data, capsys, wrong, words):
@@ -197,6 +222,111 @@ def test_the_command_is_spelled_as_it_could_be_typed():
     assert spelled(options) == (
         "nomax train vit --phi softmax relu/L --data 'a folder' --steps 5 --no-qk-norm --no-tensorboard --parallel"
     )
+
+
+OWN = ["--model", "mu/8", "--batch-size", "8", "--steps", "4", "--threads", "1", "--no-tensorboard"]
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A user's images: class folders, no splits, sizes of their own; an odd name that JSON and shells must keep."""
+    return fill(tmp_path / "my [images] é", {"cat": 20, "dog": 15, "owl": 10})
+
+
+def test_a_folder_without_a_test_split_trains_with_a_share_held_out(tmp_path, own, capsys):
+    words = ["train", "vit", "--data", str(own), "--image-size", "16", "--out", str(tmp_path / "run"), *OWN]
+    assert main(words) == 2
+    assert "Or hold out a share of the training images: --held-out 0.1." in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert main([*words, "--held-out", "0.3"]) == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    _, config = load_run(tmp_path / "run")
+    task = VisionTask(config, *load(str(own), "raise", 0.3))
+    shown = {name for step in range(4) for name in task.describe(step)["names"]}
+    held_out = {task.test.name(index) for index in range(len(task.test))}
+    assert config.held_out == 0.3
+    assert shown
+    assert not shown & held_out
+    assert main(["evaluate", str(tmp_path / "run"), "--output", str(tmp_path / "found.json")]) == 0
+    (found,) = json.loads((tmp_path / "found.json").read_text())["results"]
+    assert found["accuracy"] == {
+        "accuracy": result["test_accuracy"],
+        "right": found["accuracy"]["right"],
+        "images": len(held_out),
+    }
+    saved = ["evaluate", str(tmp_path / "run" / "model"), "--data", str(own), "--output", str(tmp_path / "saved.json")]
+    assert main(saved) == 2
+    assert main([*saved, "--held-out", "0.3"]) == 0
+    assert main(["rows", str(tmp_path / "run"), "--smoke", "--output", str(tmp_path / "rows")]) == 0
+    assert "30% held out" in (tmp_path / "run" / "model" / "README.md").read_text()
+    assert main([*words, "--held-out", "0.2"]) == 2
+    assert "held_out: 0.3 there, 0.2 now" in capsys.readouterr().err
+
+
+def batches_of(folder, steps):
+    _, config = load_run(folder)
+    task = VisionTask(config, *load(config.data, config.on_error, config.held_out))
+    return task, [batch for batch, _ in zip(task.batches(0, World(torch.device("cpu"))), range(steps), strict=False)]
+
+
+LEVEL = {"rtol": 0, "atol": 1.01 / 127.5}  # which pixels are shown is what counts here, not how they are rounded
+
+
+def as_float(images, size):
+    """Whole images, resized by torch's own antialiased bilinear to bytes, as a batch of floats."""
+    pixels = [torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)[None] for image in images]
+    resized = [F.interpolate(each, (size, size), mode="bilinear", antialias=True) for each in pixels]
+    return torch.cat(resized) / 127.5 - 1
+
+
+def test_images_may_be_shown_whole_and_never_mirrored(tmp_path, own):
+    words = ["train", "vit", "--data", str(own), "--image-size", "16", "--held-out", "0.3", *OWN]
+    assert main([*words, "--out", str(tmp_path / "whole"), "--no-flip", "--crop", "resize"]) == 0
+    task, shown = batches_of(tmp_path / "whole", 4)
+    for batch in shown:
+        _, indices = task.order.batch(batch.step)
+        expected = as_float([task.train.image(index) for index in indices.tolist()], 16)
+        torch.testing.assert_close(batch.images, expected, **LEVEL)
+    assert main([*words, "--out", str(tmp_path / "flipped"), "--crop", "resize"]) == 0  # folders are flipped by default
+    _, flipped = batches_of(tmp_path / "flipped", 4)
+    pairs = [pair for a, b in zip(shown, flipped, strict=True) for pair in zip(a.images, b.images, strict=True)]
+    assert {torch.equal(a, b) for a, b in pairs} == {True, False}
+    assert all(torch.equal(a, b) or torch.equal(a.flip(-1), b) for a, b in pairs)
+
+
+def test_crops_may_be_kept_large(tmp_path, own, capsys):
+    words = ["train", "vit", "--data", str(own), "--image-size", "16", "--held-out", "0.3", "--no-flip", *OWN]
+    assert main([*words, "--out", str(tmp_path / "whole"), "--min-crop-area", "1"]) == 0
+    task, shown = batches_of(tmp_path / "whole", 2)
+    for batch in shown:
+        _, indices = task.order.batch(batch.step)
+        expected = as_float([task.train.image(index) for index in indices.tolist()], 16)
+        torch.testing.assert_close(batch.images, expected, **LEVEL)
+    assert main([*words, "--out", str(tmp_path / "half"), "--min-crop-area", "0.5"]) == 0
+    augment = load_run(tmp_path / "half")[1].augment
+    assert (augment.crop, augment.area, augment.flip) == ("inception", (0.5, 1.0), False)
+    boxes = [augment.box(40, 30, 0, position) for position in range(200)]
+    areas = [(right - left) * (bottom - top) / 1200 for left, top, right, bottom in boxes]
+    assert 0.48 < min(areas) < 0.6  # whole pixels
+    capsys.readouterr()
+
+
+def test_images_of_the_right_size_may_be_taken_as_they_are(tmp_path, data):
+    assert main(["train", "vit", "--data", data, "--out", str(tmp_path / "run"), "--crop", "none", *OWN]) == 0
+    task, (batch,) = batches_of(tmp_path / "run", 1)
+    _, indices = task.order.batch(0)
+    expected = torch.from_numpy(task.train.images[indices]).permute(0, 3, 1, 2) / 127.5 - 1
+    torch.testing.assert_close(batch.images, expected)
+
+
+def test_the_older_configurations_have_nothing_held_out(tmp_path, data):
+    assert run(Options(data=data, out=tmp_path / "run", steps=2, **SMALL)) == 0
+    path = tmp_path / "run" / "config.json"
+    content = json.loads(path.read_text())
+    assert content.pop("held_out") == 0
+    path.write_text(json.dumps(content))
+    assert load_run(tmp_path / "run")[1].held_out == 0
+    assert run(Options(data=data, out=tmp_path / "run", steps=2, **SMALL)) == 0
 
 
 ARGUMENTS = "--model mu/8 --batch-size 8 --steps 200 --warmup 5 --checkpoint-every 7 --evaluate-every 50 --threads 1"

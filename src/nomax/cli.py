@@ -12,6 +12,7 @@ from nomax import __version__
 T = TypeVar("T")
 
 # Each module has a dataclass Options, which becomes the command's options and help, and run(options) -> exit code.
+# Where recipes say what is not given, it also has defaults(arguments) -> Options, which the help shows.
 COMMANDS = {
     "train vit": ("nomax.train.vit", "train a vision transformer, one φ or several side by side"),
     "train translate": ("nomax.train.translate", "train a translation model, one φ or several side by side"),
@@ -72,18 +73,23 @@ def _obey(words: list[str]) -> int:
     return 2
 
 
-def parsed(title: str, options: type[T], arguments: list[str]) -> T:
+def parsed(title: str, options: type[T], arguments: list[str], default: T | None = None) -> T:
     """The options of a command; what is wrong with them, or the help that was asked for, ends the program."""
     import tyro
 
     # An option that is None is one that is not given: nobody has to read of it, or to spell it.
-    return tyro.cli(options, prog=title, args=arguments, config=(tyro.conf.DisallowNone,))
+    config = (tyro.conf.DisallowNone,)
+    if default is None:
+        return tyro.cli(options, prog=title, args=arguments, config=config)
+    return tyro.cli(options, prog=title, args=arguments, config=config, default=default)
 
 
 def _run(title: str, module: str, arguments: list[str]) -> int:
     command = import_module(module)
+    asks = not {"-h", "--help"}.isdisjoint(arguments)
+    shown = command.defaults(arguments) if asks and hasattr(command, "defaults") else None
     try:
-        return int(command.run(parsed(title, command.Options, arguments)))
+        return int(command.run(parsed(title, command.Options, arguments, shown)))
     except KeyboardInterrupt:
         print(f"{title}: stopped.", file=sys.stderr)
         return 130

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 # The first number after the seed says what the numbers are for, so that no two purposes share them.
-BLOCKS, ORDER, CROP, FLIP, RANDAUGMENT = range(5)
+BLOCKS, ORDER, CROP, FLIP, RANDAUGMENT, HELD_OUT = range(6)
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 

@@ -67,6 +67,10 @@ class FolderSource:
         """The image with this number, decoded."""
         return images.decode(self.read(index), self.name(index))
 
+    def key(self, index: int) -> str:
+        """The path of this image inside the folder: the same wherever that is, and whatever else is in it."""
+        return self._names[index]
+
     def name(self, index: int) -> str:
         """What an error calls this image: its path."""
         return str(self.folder / self._names[index])

@@ -1,5 +1,6 @@
 """data.load: from a name or a path to a source of images."""
 
+import hashlib
 import os
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -7,14 +8,24 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from nomax.data import draws
 from nomax.data.arrays import is_prepared, open_prepared, read_meta
+from nomax.data.images import DataError
 from nomax.data.registry import ENTRIES, Entry, TextEntry, cache_folder
-from nomax.data.source import Source
+from nomax.data.source import Source, part
 from nomax.data.text.entries import TEXTS
 
 
 def load(
-    name_or_path: str | os.PathLike[str], split: str = "train", *, root: Path | None = None, on_error: str = "raise"
+    name_or_path: str | os.PathLike[str],
+    split: str = "train",
+    *,
+    root: Path | None = None,
+    on_error: str = "raise",
+    held_out: float = 0.0,
 ) -> Source:
     """One split of a data set.
 
@@ -26,10 +37,16 @@ def load(
 
     `root` is where named sets are kept, data.cache_folder() if not given. `on_error="skip"` leaves out images of a
     folder or of shards that cannot be read, instead of raising.
+
+    `held_out` is for data without a test split: this share of the training images becomes the split "test", and is
+    left out of "train". Whether an image is held out depends on its path in the folder alone (elsewhere on its number),
+    not on a seed or on the other images, but for one: each class keeps an image to train on.
     """
     text = os.fspath(name_or_path)
     if on_error not in ("raise", "skip"):
         raise ValueError(f"on_error must be 'raise' or 'skip', not {on_error!r}.")
+    if held_out:
+        return _cut(text, split, root, on_error, held_out)
     if text in ENTRIES:
         return _named(ENTRIES[text], split, root)
     if text.startswith(("hf:", "torchvision:")):
@@ -74,6 +91,39 @@ def known(name: str) -> str:
     if name not in ENTRIES and name not in TEXTS:
         raise ValueError(_unknown(name))
     return name
+
+
+def _cut(text: str, split: str, root: Path | None, on_error: str, share: float) -> Source:
+    """What a share holds out of the training images, or what it leaves."""
+    if not 0 < share < 1:
+        raise ValueError(f"held_out is {share}; it must be a share of the images, above 0 and below 1.")
+    if split not in ("train", "test"):
+        raise ValueError(f"split {split!r}: with a held-out share there are 'train' and 'test'.")
+    whole = load(text, "train", root=root, on_error=on_error)
+    try:
+        load(text, "test", root=root, on_error=on_error)
+    except DataError:
+        raise
+    except (ValueError, FileNotFoundError):
+        chosen = _held_out(whole, share)
+    else:
+        raise ValueError(f"{text} has a test split of its own: no share of its training images needs to be held out.")
+    if not chosen.any():
+        raise ValueError(f"held_out is {share:g}, which holds out none of the {len(whole):,} images of {text}.")
+    return part(whole, np.flatnonzero(chosen if split == "test" else ~chosen))
+
+
+def _held_out(source: Source, share: float) -> npt.NDArray[np.bool_]:
+    """Which images are held out: a hash of each decides, so that it stays where it is when others come."""
+    if key := getattr(source, "key", None):
+        digests = b"".join(hashlib.sha256(os.fsencode(key(i))).digest()[:8] for i in range(len(source)))
+        places = np.frombuffer(digests, ">u8") / 2.0**64
+    else:
+        places = draws.uniform(0, draws.HELD_OUT, np.arange(len(source)))
+    last = np.full(len(source.classes), -1.0)
+    np.maximum.at(last, source.labels, places)
+    found: npt.NDArray[np.bool_] = (places < share) & (places < last[source.labels])
+    return found
 
 
 def _named(entry: Entry, split: str, root: Path | None) -> Source:

@@ -74,3 +74,44 @@ class ArraySource:
         return (
             f"ArraySource({self.title}: {len(self):,} images, {height}×{width} {kind}, {len(self.classes):,} classes)"
         )
+
+
+class Part:
+    """Some images of a source, in a given order."""
+
+    def __init__(self, source: Source, indices: npt.NDArray[np.int64]) -> None:
+        self.source, self.indices = source, indices
+        self.classes: Sequence[str] = source.classes
+        self.labels: npt.NDArray[np.int64] = source.labels[indices]
+        self.on_error = getattr(source, "on_error", "raise")
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def image(self, index: int) -> "Image.Image":
+        """The image with this number."""
+        return self.source.image(int(self.indices[index]))
+
+    def name(self, index: int) -> str:
+        """What an error calls this image."""
+        return self.source.name(int(self.indices[index]))
+
+
+class FilePart(Part):
+    """Some images of a source of image files, which are decoded where they are needed."""
+
+    source: Any
+
+    def read(self, index: int) -> bytes:
+        """The file with this number, as it is stored."""
+        content: bytes = self.source.read(int(self.indices[index]))
+        return content
+
+
+def part(source: Source, indices: npt.NDArray[np.int64]) -> Source:
+    """Some images of a source, in a given order, as a source. Of an array it is a copy, served as an array is."""
+    if np.array_equal(indices, np.arange(len(source))):
+        return source
+    if isinstance(source, ArraySource):
+        return ArraySource(source.images[indices], source.labels[indices], source.classes, source.title)
+    return FilePart(source, indices) if hasattr(source, "read") else Part(source, indices)

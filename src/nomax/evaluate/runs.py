@@ -53,6 +53,11 @@ class Run:
             raise ValueError(f"{self.name} is a saved model, which does not say its data set; give one with --data.")
         return self.config.data
 
+    @property
+    def held_out(self) -> float:
+        """The share of that data set's training images that is its test split; 0 where it has one of its own."""
+        return 0.0 if self.config is None else self.config.held_out
+
 
 @dataclass(frozen=True)
 class TextRun:
@@ -129,9 +134,10 @@ def _moved(model: Any, device: str | None) -> Any:
 
 def _is_text(config: Path) -> bool:
     try:
-        return "task" in json.loads(config.read_bytes())
-    except ValueError:
+        found = json.loads(config.read_bytes())
+    except (ValueError, RecursionError):
         return (config.parent / VOCABULARY).is_file()  # whoever reads it next says what is wrong with it
+    return isinstance(found, dict) and "task" in found
 
 
 def _saved_text(name: str, model: ReLUFormer, folder: Path) -> TextRun:
@@ -147,6 +153,9 @@ def _instead(folder: Path) -> str:
     """What is there instead of a run, and what to do."""
     if not folder.is_dir():
         return "there is no such folder. Give the one that `nomax train` wrote (--out)."
+    if (folder / "metrics.jsonl").exists():
+        model = f", or give {folder / 'model'}" if (folder / "model" / "config.json").is_file() else ""
+        return f"it is a run whose config.json is missing or cannot be read. Restore that{model}."
     if runs := sorted(str(config.parent) for config in folder.glob("*/config.json")):
         return f"it holds several. Give one or more of them: {' '.join(runs)}"
     return "it has no config.json, which `nomax train` and nomax.models.save write."

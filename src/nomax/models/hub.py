@@ -91,7 +91,7 @@ def load(name: str | Path, revision: str | None = None) -> Any:
         raise FileNotFoundError(
             f"{folder} has a {CONFIG}, but no {WEIGHTS}: the model's weights are missing."
         ) from None
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise ValueError(f"{folder / WEIGHTS} cannot be read, it may be damaged: {error}") from None
     model = model_class.from_config(config)
     fill(model, tensors, str(folder / WEIGHTS))
@@ -138,7 +138,7 @@ def _read_config(path: Path) -> tuple[Any, Any]:
         raise FileNotFoundError(f"{path.parent} has no {CONFIG}, so it is not a model that nomax.models.save wrote.")
     try:
         settings = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(settings, dict) or settings.get("model_type") not in MODELS:
         kind = settings.get("model_type") if isinstance(settings, dict) else None

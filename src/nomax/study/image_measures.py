@@ -45,7 +45,7 @@ def ten_shot(trained: Trained, name: str, test_images: int = 0) -> float:
 
 
 def _subset_accuracy(run: ImageRun, trained: Trained) -> float | None:
-    source = _some(data.load(run.config.data, "test"), run.config.test_images)
+    source = _some(data.load(run.config.data, "test", held_out=run.config.held_out), run.config.test_images)
     labels = subset.named(run.subset or "", source.classes)
     score = classify(trained.model, source, trained.transform, labels)[1]
     return score.accuracy if score is not None and score.images else None

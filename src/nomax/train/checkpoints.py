@@ -1,9 +1,11 @@
 """Checkpoints: step-00001000.pt with its SHA-256 beside it. A damaged one is named, and the one before it serves."""
 
 import hashlib
+import os
 import re
 import sys
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,6 +14,9 @@ import torch
 from nomax.train import files
 
 _NAME = re.compile(r"step-(\d{8,})\.pt")
+
+# What the training loop writes; "average" is None where no average of the weights is kept.
+_FIELDS = {"step": int, "units": int, "seconds": float, "config": str, "model": dict, "optimiser": dict}
 
 
 class _Hashing:
@@ -40,7 +45,7 @@ class _Hashing:
 
 def save(folder: Path, step: int, state: Mapping[str, Any], keep: int) -> Path:
     """Write a checkpoint, then remove all but the newest `keep`. On an error the older ones are as they were."""
-    path = folder / f"step-{step:08}.pt"
+    path = folder / name(step)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with files.aside(path) as file:
@@ -59,22 +64,32 @@ def save(folder: Path, step: int, state: Mapping[str, Any], keep: int) -> Path:
             "make room, and run the same command again to continue from the newest",
         ) from error
     for old in _all(folder)[:-keep]:
-        old.unlink()
-        _hash_file(old).unlink(missing_ok=True)
+        for each in (old, _hash_file(old)):
+            if not each.is_dir():  # a folder is none of ours
+                each.unlink(missing_ok=True)
     return path
+
+
+def name(step: int) -> str:
+    """What the checkpoint of a step is called."""
+    return f"step-{step:08}.pt"
 
 
 def newest(folder: Path) -> dict[str, Any] | None:
     """Load the newest checkpoint that is whole, naming on stderr each one that is not. None: there is no checkpoint."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file; it must be the folder of a run's checkpoints. Move it away.")
     found = _all(folder)
     for path in reversed(found):
         trouble = _trouble(path)
         if trouble is None:
             try:
-                state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-                return state
+                state: Any = torch.load(path, map_location="cpu", weights_only=True)
+                trouble = _oddity(state, _step(path))
             except Exception as error:  # the hash fits, so it was written like this: by something else
                 trouble = f"it cannot be read ({error})"
+        if trouble is None:
+            return dict(state)
         print(f"nomax: the checkpoint {path} is damaged: {trouble}. Trying the one before it.", file=sys.stderr)
     if found:
         raise ValueError(
@@ -85,22 +100,47 @@ def newest(folder: Path) -> dict[str, Any] | None:
 
 def tidy(folder: Path, step: int) -> None:
     """Before a run goes on from a step: half-written files go, and later checkpoints, which are damaged, step aside."""
-    for rest in folder.glob(".step-*.aside"):
-        rest.unlink()
     for path in _all(folder):
-        if int(path.stem.removeprefix("step-")) > step:
-            path.rename(path.with_name(path.name + ".damaged"))
-            _hash_file(path).unlink(missing_ok=True)
+        if _step(path) > step:
+            for each in (path, _hash_file(path)):
+                if os.path.lexists(each):
+                    each.rename(_free(each.with_name(each.name + ".damaged")))
 
 
 def _trouble(path: Path) -> str | None:
     try:
-        wanted = _hash_file(path).read_text().split()[0]
+        wanted = _hash_file(path).read_bytes().split()[0]
     except (OSError, IndexError):
-        return f"its hash {_hash_file(path).name} is missing"
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    return None if found == wanted else "its SHA-256 is not the one it was written with"
+        return f"its hash {_hash_file(path).name} is missing or cannot be read"
+    try:
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        return f"it cannot be read ({error.strerror})"
+    return None if found.encode() == wanted else "its SHA-256 is not the one it was written with"
+
+
+def _oddity(state: Any, step: int) -> str | None:
+    """What a checkpoint lacks that is as it was written, if anything: then something else wrote it."""
+    if not isinstance(state, dict):
+        return f"it holds a {type(state).__name__}, not the state of a run"
+    for field, kind in _FIELDS.items():
+        if not isinstance(state.get(field), kind) or isinstance(state[field], bool):
+            return f"it has no {field!r}, or one of another kind"
+    weights = [state["model"], state.get("average") or {}]
+    if not all(isinstance(each, dict) and all(map(torch.is_tensor, each.values())) for each in weights):
+        return "its weights are no tensors"
+    return None if state["step"] == step else f"it says that it is of step {state['step']}"
+
+
+def _step(path: Path) -> int:
+    return int(path.stem.removeprefix("step-"))
+
+
+def _free(path: Path) -> Path:
+    """The path itself, or one like it where nothing is yet."""
+    names = (path.with_name(f"{path.name}{number or ''}") for number in count())
+    return next(name for name in names if not os.path.lexists(name))
 
 
 def _hash_file(path: Path) -> Path:

@@ -3,11 +3,12 @@
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from argparse import ArgumentParser
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -15,13 +16,14 @@ from nomax.console import Console
 from nomax.train import distributed
 from nomax.train import run as run_folder
 from nomax.train.compare import compare
-from nomax.train.kinds import RunConfig, kind_of
+from nomax.train.kinds import Kind, RunConfig, kind_of
 from nomax.train.one import explained, load_and_train
 from nomax.train.parallel import train_in_parallel
 from nomax.train.phis import check_phis, slug
 from nomax.train.stop import Stop
 
 Job = tuple[RunConfig, Path]
+Chosen = TypeVar("Chosen")
 
 
 class Options(Protocol):
@@ -76,6 +78,26 @@ def places(options: Options, named: Path, name: Callable[[str], str] = str) -> l
     return [(phi, (options.out or named) / slug(name(phi))) for phi in phis]
 
 
+def recipe(arguments: Sequence[str], recipes: Mapping[str, Chosen]) -> Chosen:
+    """The recipe that a command line names, whatever else is on it; the first one if it names none."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--recipe", nargs="?")
+    named = parser.parse_known_args(arguments)[0].recipe
+    return recipes.get(named) or next(iter(recipes.values()))
+
+
+def with_defaults(options: Any, config: RunConfig, **others: object) -> Any:
+    """The options, and for those that are None what a recipe's configuration has, for --help to show."""
+    known = {**vars(config.model), **vars(config), **others}
+    known = {name: value for name, value in known.items() if isinstance(value, bool | int | float | str)}
+    if not config.steps:
+        del known["steps"]
+    if not config.epochs:
+        del known["epochs"]
+    names = [field.name for field in fields(options) if getattr(options, field.name) is None]
+    return replace(options, **{name: known[name] for name in names if name in known})
+
+
 def spelled(options: Any, title: str) -> str:
     """The command line that gives these options."""
     words = ["nomax", *title.split()]
@@ -94,8 +116,15 @@ def spelled(options: Any, title: str) -> str:
 
 def _tell_what_came_out(jobs: Sequence[Job], command: str, console: Console) -> None:
     config, first = jobs[0]
-    done = [folder for _, folder in jobs if run_folder.result(folder)]
+    done = [folder for _, folder in jobs if _is_finished(folder, kind_of(config))]
     if len(jobs) > 1 and done:
         compare(kind_of(config), first.parent, done, command, console)
     if done:
         console.print(f"Next: {kind_of(config).advice(config, done)}.")
+
+
+def _is_finished(folder: Path, kind: Kind) -> bool:
+    try:
+        return run_folder.result(folder, kind.measured) is not None
+    except ValueError:  # a damaged one, which was told already
+        return False

@@ -15,6 +15,7 @@ class VisionConfig(LoopConfig):
     recipe: str = "base"
     model: ViTConfig = field(default_factory=ViTConfig)
     data: str = "fashion-mnist-small"
+    held_out: float = 0.0  # share of the training images that is the test split; 0: the data have one
     epochs: float = 0.0  # where the number of steps came from; 0 if it was given itself
     loss: Literal["sigmoid", "softmax"] = "sigmoid"
     mixup: float = 0.0

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nomax.data import ArraySource, Source
+from nomax.data.transforms import Augment
 from nomax.train.config import VisionConfig
-from nomax.train.loop_config import check_amount
+from nomax.train.loop_config import check_amount, steps_of, warmed_up
 from nomax.train.phis import slug
 from nomax.train.recipes import RECIPES
 
@@ -20,7 +21,6 @@ MODEL_OPTIONS = ("image_size", "qk_norm", "gate", "learned_gain", "learned_alpha
 SMOKE: dict[str, Any] = {
     "steps": 6,
     "epochs": 0.0,
-    "warmup": 2,
     "batch_size": 16,
     "checkpoint_every": 2,
     "evaluate_every": 3,
@@ -45,6 +45,7 @@ def configure(options: "Options", phi: str, train: Source) -> VisionConfig:
         config = replace(config, augment=replace(config.augment, flip=flip))
         if _size(train) != config.augment.size:
             config = replace(config, augment=replace(config.augment, crop="inception"))
+    config = replace(config, augment=_augment(config.augment, given, train))
     known = {field.name for field in dataclasses.fields(VisionConfig)} - {"model", "data", "recipe"}
     config = replace(config, **{name: value for name, value in given.items() if name in known})
     if options.smoke:
@@ -52,9 +53,30 @@ def configure(options: "Options", phi: str, train: Source) -> VisionConfig:
     if "steps" in given:
         config = replace(config, epochs=0.0)
     elif config.epochs:
-        config = replace(config, steps=int(config.epochs * len(train) / config.batch_size))
+        config = replace(config, steps=steps_of(config.epochs, len(train) / config.batch_size))
+    config = warmed_up(config, given)
     config.check()
     return config
+
+
+def _augment(augment: Augment, given: dict[str, Any], train: Source) -> Augment:
+    """The crops and flips of the recipe, or those that the options ask for."""
+    augment = replace(augment, **{name: given[name] for name in ("crop", "flip") if name in given})
+    if "min_crop_area" in given:
+        least = given["min_crop_area"]
+        if augment.crop != "inception":
+            raise ValueError(f"--min-crop-area is for --crop inception; these images have --crop {augment.crop}.")
+        if not 0 < least <= 1:
+            raise ValueError(f"--min-crop-area {least:g} must be above 0 and at most 1.")
+        augment = replace(augment, area=(least, 1.0))
+    if "crop" in given and augment.as_is:
+        width, height = train.image(0).size
+        if (width, height) != (augment.size, augment.size):
+            raise ValueError(
+                f"--crop {augment.crop} takes images as they are, but {train.name(0)} is {width}×{height}, and the "
+                f"model takes {augment.size}×{augment.size}: give --crop resize or inception, or --image-size."
+            )
+    return augment
 
 
 def _shrunk(config: VisionConfig, given: dict[str, Any]) -> VisionConfig:

@@ -1,17 +1,17 @@
 """From the options of `nomax train translate` and `nomax train language` to the configurations of their runs."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nomax.data.text import Corpus, Tokenizer, TokenOrder
+from nomax.data.text import Corpus, TokenOrder
 from nomax.data.text.tokenizer import SizeError
 from nomax.models import ReLUFormerConfig
-from nomax.models.hub import VOCABULARY
 from nomax.train import command, text_data
 from nomax.train import run as run_folder
-from nomax.train.loop_config import check_amount
+from nomax.train.loop_config import check_amount, steps_of, warmed_up
 from nomax.train.phis import slug, spoken
 from nomax.train.text_config import TextConfig
 from nomax.train.text_options import TextOptions
@@ -22,7 +22,6 @@ OTHERS = {field.name for field in dataclasses.fields(TextConfig)} - {"model", "r
 SMOKE: dict[str, Any] = {
     "steps": 6,
     "epochs": 0.0,
-    "warmup": 2,
     "batch_size": 512,
     "checkpoint_every": 2,
     "evaluate_every": 3,
@@ -46,7 +45,7 @@ def jobs(options: TextOptions, task: str, languages: tuple[str, ...] | None) -> 
         if options.smoke and options.vocabulary is None:
             size = _possible(corpus, config.model.vocabulary, folder)
             config = replace(config, model=replace(config.model, vocabulary=size))
-        config = fitted(config, corpus, folder)
+        config = fitted(config, corpus, folder, _given(options))
         run_folder.check(folder, config, text)
         found.append((config, folder))
     return found
@@ -54,7 +53,7 @@ def jobs(options: TextOptions, task: str, languages: tuple[str, ...] | None) -> 
 
 def configure(options: TextOptions, phi: str, task: str, languages: tuple[str, ...] | None = None) -> TextConfig:
     """The recipe with whatever the options change, but for what depends on the text itself: see `fitted`."""
-    given = {name: value for name, value in vars(options).items() if value is not None}
+    given = _given(options)
     check_amount(given)
     model = {name: given[name] for name in MODEL_OPTIONS if name in given}
     if options.smoke:
@@ -77,27 +76,43 @@ def configure(options: TextOptions, phi: str, task: str, languages: tuple[str, .
     return replace(config, **changes)
 
 
-def fitted(config: TextConfig, corpus: Corpus, folder: Path | None = None) -> TextConfig:
-    """The configuration with what follows from its training text: languages, vocabulary, and steps of an epoch."""
+def fitted(
+    config: TextConfig, corpus: Corpus, folder: Path | None = None, given: Mapping[str, Any] | None = None
+) -> TextConfig:
+    """The configuration with what follows from its training text: languages, vocabulary, and steps of an epoch.
+
+    given: the options that were given, among which may be a warm-up; if not, that follows from the steps.
+    """
     languages = corpus.languages if config.task == "translate" else corpus.languages[:1]
     config = replace(config, languages=languages)
-    kept = folder and folder / VOCABULARY  # of a run to go on with
     vocabulary = config.model.vocabulary
-    tokenizer = Tokenizer.load(kept) if kept and kept.is_file() else text_data.learned(corpus, vocabulary)
+    tokenizer = text_data.kept(folder) or text_data.learned(corpus, vocabulary)
     tokenizer.check(vocabulary, title="this configuration")
     config = replace(config, vocabulary=tokenizer.digest)
     if config.epochs:
         lengths = [example.length for example in text_data.examples(config, corpus, tokenizer)]
         steps = TokenOrder(lengths, max(config.batch_size, *lengths)).steps_per_epoch
-        config = replace(config, steps=int(config.epochs * steps))
+        config = replace(config, steps=steps_of(config.epochs, steps))
+    config = warmed_up(config, given or {})
     config.check()
     return config
 
 
+def defaults(options: TextOptions, config: TextConfig) -> Any:
+    """The options with the values of a recipe where they have none, for --help."""
+    others = {"penalty": config.normalisation_penalty, "vocabulary": config.model.vocabulary}
+    shown = command.with_defaults(options, config, **others)
+    return replace(shown, documents=options.documents, valid=None)
+
+
+def _given(options: TextOptions) -> dict[str, Any]:
+    return {name: value for name, value in vars(options).items() if value is not None}
+
+
 def _possible(corpus: Corpus, size: int, folder: Path) -> int:
     """The size of a vocabulary, or the nearest one to it that a text gives; of a run to go on with, what it has."""
-    if (folder / VOCABULARY).is_file():
-        return len(Tokenizer.load(folder / VOCABULARY))
+    if tokenizer := text_data.kept(folder):
+        return len(tokenizer)
     try:
         text_data.learned(corpus, size)
     except SizeError as error:

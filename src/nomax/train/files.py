@@ -1,11 +1,17 @@
 """Files that are complete or not there: written aside, synced to the disk, renamed."""
 
+import json
 import os
+import re
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+# Files of this module, of vocabularies, and the folders in which models are made.
+_LEFTOVER = re.compile(r"\..*\.aside|\.vocabulary\.model\.\d+|\.saving-.*")
 
 
 @contextmanager
@@ -28,6 +34,27 @@ def write(path: Path, content: str | bytes) -> None:
     """Write a file that is complete or not there."""
     with aside(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def read_json(path: Path, advice: str) -> Any:
+    """What a JSON file holds; one that cannot be read is a ValueError that names it, and ends with advice."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}. {advice}") from error
+    except RecursionError:
+        raise ValueError(f"{path} is damaged: it is nested too deeply. {advice}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}. {advice}") from None
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what writing left unfinished in a folder when it was killed. Nobody else may be writing there."""
+    for path in folder.glob(".*"):
+        if _LEFTOVER.fullmatch(path.name):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def sync_folder(folder: Path) -> None:

@@ -29,6 +29,9 @@ class Kind(Protocol):
     unit: str
     """What is counted, in the plural."""
 
+    measured: frozenset[str]
+    """The numbers of result.json that are told."""
+
     def command(self, config: Any) -> str:
         """The command that trains it."""
         ...
@@ -60,12 +63,13 @@ class Kind(Protocol):
 
 class _Vision:
     unit = VisionTask.unit
+    measured = frozenset({"test_accuracy", "test_loss", "images_per_second"})
 
     def command(self, config: VisionConfig) -> str:
         return "train vit"
 
     def task(self, config: VisionConfig, folder: Path, world: World) -> VisionTask:
-        return VisionTask(config, *vision.load(config.data, config.on_error))
+        return VisionTask(config, *vision.load(config.data, config.on_error, config.held_out))
 
     def result(self, config: VisionConfig, outcome: Outcome) -> dict[str, Any]:
         speed = round(outcome.step * config.batch_size / outcome.seconds, 1)
@@ -88,7 +92,7 @@ class _Vision:
         self, config: VisionConfig, folder: Path, weights: dict[str, Any], result: dict[str, Any], command: str
     ) -> None:
         card = {
-            "data": config.data,
+            "data": config.data + (f", with {config.held_out:.0%} held out as test split" if config.held_out else ""),
             "recipe": config.recipe,
             "steps": f"{config.steps:,} of {config.batch_size:,} images",
             "accuracy": f"{result['test_accuracy']:.2%} on the test split",
@@ -103,6 +107,7 @@ class _Vision:
 
 class _Text:
     unit = TextTask.unit
+    measured = frozenset({"valid_perplexity", "valid_nll", "valid_accuracy", "tokens_per_second", "tokens"})
 
     def command(self, config: TextConfig) -> str:
         return f"train {config.task}"
@@ -114,7 +119,7 @@ class _Text:
         tokenizer = text_data.vocabulary(config, folder)
         if world.leads:
             run.note_text(folder, text)
-            if not (folder / VOCABULARY).is_file():
+            if not (folder / VOCABULARY).exists():
                 tokenizer.save(folder / VOCABULARY)
         train = text_data.stages(config, corpora["train"], tokenizer)
         return TextTask(config, train, text_data.examples(config, corpora["valid"], tokenizer))

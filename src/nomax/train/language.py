@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from nomax.train import command, configure_text
 from nomax.train.text_options import TextOptions
+from nomax.train.text_recipes import RECIPES
 
 TITLE = "train language"
 
@@ -22,6 +23,12 @@ class Options(TextOptions):
     """Learn from documents cut and joined to so many tokens (128 to 4,096), or, with 0, from single segments."""
     language: str | None = None
     """Which side of the corpus: en, es, …; its first, if not given."""
+
+
+def defaults(arguments: list[str]) -> Options:
+    """The options with the values of the recipe that a command line names, for the φ that is trained by default."""
+    shown: Options = configure_text.defaults(Options(), command.recipe(arguments, RECIPES)("language"))
+    return shown
 
 
 def run(options: Options) -> int:

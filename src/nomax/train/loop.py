@@ -50,7 +50,7 @@ def train(
     if loop.step:
         bar.say(f"Continuing from step {loop.step}.")
     if world.leads:
-        with Metrics(folder, loop.step, tensorboard, config.EVALUATED) as metrics:
+        with Metrics(folder, loop.step, tensorboard, config.EVALUATED, config.log_every) as metrics:
             return loop.run(stop, bar, metrics), loop.kept
     return loop.run(stop, bar, None), loop.kept
 
@@ -170,12 +170,16 @@ class Loop(Generic[Batch]):
     def resume(self) -> None:
         """Go back to the newest whole checkpoint, if there is one."""
         state: dict[str, Any] | None = None
+        facts: dict[str, Any] | ValueError | None = None
         if self.world.leads:
-            state = checkpoints.newest(self.folder / "checkpoints")
-            checkpoints.tidy(self.folder / "checkpoints", state["step"] if state else 0)
-            if state and state["config"] != digest(self.folder, self.config):
-                raise ValueError(f"the checkpoints in {self.folder} are of another configuration than its config.json.")
-        facts = self.world.from_leader({name: state[name] for name in ("step", "units", "seconds")} if state else None)
+            try:
+                state = self._state()
+                facts = {name: state[name] for name in ("step", "units", "seconds")} if state else None
+            except ValueError as error:  # it is one on every rank
+                facts = error
+        facts = self.world.from_leader(facts)
+        if isinstance(facts, ValueError):
+            raise facts
         if facts is None:
             return
         self.step, self.units, self.seconds = facts["step"], facts["units"], facts["seconds"]
@@ -183,9 +187,35 @@ class Loop(Generic[Batch]):
         several = self.world.size > 1
         whole = states.StateDictOptions(full_state_dict=several, broadcast_from_rank0=several)
         states.set_model_state_dict(self.model, state["model"], options=whole)
-        states.set_optimizer_state_dict(self.model, self.optimiser, state["optimiser"], options=whole)
+        try:
+            states.set_optimizer_state_dict(self.model, self.optimiser, state["optimiser"], options=whole)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, AssertionError) as error:
+            raise ValueError(
+                f"the checkpoint {self.folder / 'checkpoints' / checkpoints.name(self.step)} has no state of this "
+                "optimiser. Move it away to go on from the one before."
+            ) from error
         if self.average is not None:
             states.set_model_state_dict(self.average, state["average"], options=whole)
+
+    def _state(self) -> dict[str, Any] | None:
+        """What the newest whole checkpoint holds, once it is known to fit; damaged ones after it step aside."""
+        folder = self.folder / "checkpoints"
+        state = checkpoints.newest(folder)
+        if state is None:
+            return None
+        checkpoints.tidy(folder, state["step"])
+        if state["config"] != digest(self.folder, self.config):
+            raise ValueError(f"the checkpoints in {self.folder} are of another configuration than its config.json.")
+        for name, model in {"model": self.model, "average": self.average}.items():
+            if model is not None:
+                wanted = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+                found = {key: tuple(tensor.shape) for key, tensor in (state.get(name) or {}).items()}
+                if wanted != found:
+                    raise ValueError(
+                        f"the checkpoint {folder / checkpoints.name(state['step'])} has other weights ({name}) than "
+                        "this model, though its configuration is the same. Move it away to go on from the one before."
+                    )
+        return state
 
     def _measured(self, model: nn.Module, batch: Batch) -> Iterator[dict[str, Tensor]]:
         """The sums over the batch, one part after the other, with the random numbers of this step and rank."""

@@ -12,6 +12,9 @@ from typing import Any, ClassVar, Literal, TypeVar
 FORBID: Mapping[str, Any] = {"extra": "forbid"}  # pydantic would drop an unknown field, a misspelt one, in silence
 
 
+WARMUP = 5  # by itself a warm-up takes at most one in so many steps; no recipe's own takes more
+
+
 @dataclass(frozen=True)
 class LoopConfig:
     """What the training loop is told, whatever it trains."""
@@ -78,6 +81,18 @@ def check_amount(given: Mapping[str, Any]) -> None:
         raise ValueError(f"--epochs {given['epochs']:g} must be a number above 0.")
 
 
+def steps_of(epochs: float, steps_per_epoch: float) -> int:
+    """The number of steps of so many epochs, rounded as big_vision rounds it."""
+    return max(1, round(epochs * steps_per_epoch))
+
+
+def warmed_up(config: Config, given: Mapping[str, Any]) -> Config:
+    """The configuration with the warm-up of its recipe, or a shorter one for few steps; a given one stays."""
+    if "warmup" in given:
+        return config
+    return dataclasses.replace(config, warmup=min(config.warmup, config.steps // WARMUP))
+
+
 def to_json(config: LoopConfig) -> str:
     """The configuration as config.json holds it."""
     return json.dumps(dataclasses.asdict(config), indent=1, ensure_ascii=False) + "\n"
@@ -87,11 +102,17 @@ def read(path: Path, kind: type[Config]) -> Config:
     """Read a config.json, strictly: an unknown or ill-typed field is a ValueError that names it."""
     from pydantic import TypeAdapter, ValidationError
 
+    content = path.read_bytes()
     try:
-        return TypeAdapter(kind).validate_json(path.read_bytes())
+        config = TypeAdapter(kind).validate_json(content)
+        found = "" if "steps" in json.loads(content) else "steps: Field required"  # {} would be all defaults
     except ValidationError as error:
         found = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'the file'}: {e['msg']}" for e in error.errors())
-        raise ValueError(f"{path} cannot be read as a {kind.__name__}: {found}.") from None
+    if found:
+        raise ValueError(
+            f"{path} cannot be read as a {kind.__name__}: {found}. Restore it, or train in another folder."
+        )
+    return config
 
 
 def differences(old: LoopConfig, new: LoopConfig) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -12,10 +13,7 @@ FILE = "metrics.jsonl"
 
 def read(folder: Path) -> list[dict[str, Any]]:
     """The lines of a run so far, without one that is just being written."""
-    try:
-        return [line for line, _ in _lines((folder / FILE).read_bytes())]
-    except FileNotFoundError:
-        return []
+    return [line for line, _ in _lines(_content(folder / FILE))]
 
 
 def last(folder: Path) -> dict[str, Any]:
@@ -24,7 +22,7 @@ def last(folder: Path) -> dict[str, Any]:
         with (folder / FILE).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
             tail = file.read().split(b"\n")
-    except FileNotFoundError:
+    except OSError:  # nothing yet, or nothing that can be read: the run itself will say so
         return {}
     # The first may be cut off, the last is empty or not whole yet.
     lines = [line for raw in tail[:-1] for line, _ in _lines(raw + b"\n") if "loss" in line]
@@ -32,20 +30,35 @@ def last(folder: Path) -> dict[str, Any]:
 
 
 class Metrics:
-    """The metrics of a run that goes on from a step: lines of later steps are taken back, so none is there twice."""
+    """The metrics of a run that goes on from a step: lines of later steps are taken back, so none is there twice.
 
-    def __init__(self, folder: Path, step: int, tensorboard: bool = False, evaluated: str = "test") -> None:
+    A line is written every `log_every` steps. A file that lacks lines up to this step, which were on the disk before
+    the checkpoint was, is damaged: a ValueError, and it stays as it is. Without a file, or with an empty one, there is
+    nothing more to lose: the run goes on, and that is told on stderr.
+    """
+
+    def __init__(
+        self, folder: Path, step: int, tensorboard: bool = False, evaluated: str = "test", log_every: int = 1
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / FILE
         self.evaluations: dict[int, dict[str, float]] = {}
         self._evaluated = evaluated
-        kept = 0
-        for line, end in _lines(path.read_bytes() if path.exists() else b""):
+        kept, last, number = 0, 0, 0
+        content = _content(path)
+        for line, end in _lines(content):
             if line["step"] > step:
                 break
             if "evaluation" in line:
                 self.evaluations[line["step"]] = line["evaluation"]
-            kept = end
+            kept, last, number = end, line["step"], number + 1
+        if last < step - step % log_every:
+            if content:
+                raise ValueError(
+                    f"{path} is damaged: line {number + 1} is not whole or missing, but the checkpoint is of step "
+                    f"{step}. Mend it, or move it away: the run then goes on without the lines before."
+                )
+            print(f"nomax: {path} has no lines up to step {step}; the run goes on without them.", file=sys.stderr)
         self._file = path.open("ab", buffering=0)
         self._file.truncate(kept)
         self._board = _board(folder / "tensorboard", step) if tensorboard else None
@@ -83,11 +96,30 @@ def _lines(data: bytes) -> Iterator[tuple[dict[str, Any], int]]:
         end += len(raw)
         try:
             line = json.loads(raw)
-        except ValueError:
+        except (ValueError, RecursionError):
             return
-        if not raw.endswith(b"\n") or not isinstance(line, dict) or "step" not in line:
+        if not raw.endswith(b"\n") or not _is_line(line):
             return
         yield line, end
+
+
+def _is_line(line: Any) -> bool:
+    """Whether this is what `Metrics.write` wrote: a step and numbers, or a step and an evaluation that has numbers."""
+    if not isinstance(line, dict) or type(line.get("step")) is not int or line["step"] < 0:
+        return False
+    measured = line.get("evaluation", line)
+    if not isinstance(measured, dict) or "loss" not in measured:
+        return False
+    return all(type(value) is float or (type(value) is int and abs(value) < 2**63) for value in measured.values())
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}. Move it away, and the run goes on.") from error
 
 
 def _board(folder: Path, step: int) -> Any:

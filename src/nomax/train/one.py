@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from torch.distributed.checkpoint import state_dict as states
 
@@ -11,7 +12,7 @@ from nomax.console import Console
 from nomax.train import loop, run
 from nomax.train.distributed import World
 from nomax.train.health import NonFiniteError
-from nomax.train.kinds import RunConfig, kind_of
+from nomax.train.kinds import Kind, RunConfig, kind_of
 from nomax.train.phis import spoken
 from nomax.train.progress import Bar
 from nomax.train.stop import Stop
@@ -25,7 +26,9 @@ def load_and_train(
     bar = Bar(spoken(config.model.phi), config.steps, kind.unit, console, world.leads)
     with ExitStack() as stack:
         _claim(stack, folder, config, command, world)
-        result = world.from_leader(run.result(folder) if world.leads else None)
+        result = world.from_leader(_result(folder, kind) if world.leads else None)
+        if isinstance(result, ValueError):
+            raise result
         if result:
             bar.say(f"{folder} is finished: {kind.summary(result)}. To train again, remove it or choose another --out.")
             return 0
@@ -67,6 +70,14 @@ def explained(work: Callable[[], int], command: str) -> int:
     except (ValueError, run.BusyError) as error:
         print(f"nomax {command}: {error}", file=sys.stderr)
     return 1
+
+
+def _result(folder: Path, kind: Kind) -> dict[str, Any] | ValueError | None:
+    """What came out, if the run is finished; an error is handed over, so that it can be one on every rank."""
+    try:
+        return run.result(folder, kind.measured)
+    except ValueError as error:
+        return error
 
 
 def _claim(stack: ExitStack, folder: Path, config: RunConfig, command: str, world: World) -> None:

@@ -22,8 +22,15 @@ AUGMENTATIONS: Mapping[str, tuple[float, tuple[int, int] | None]] = {
     "strong1": (0.5, (2, 20)),
     "strong2": (0.8, (2, 20)),
 }
-I1K = {"S/32": "medium1", "S/16": "medium2", "B/32": "medium2", "B/16": "medium2", "L/16": "medium2"}
-I21K = {"S/32": "none", "S/16": "light1", "B/32": "light2", "B/16": "light2", "L/16": "medium2"}
+I1K = {
+    "Ti/16": "light1",
+    "S/32": "medium1",
+    "S/16": "medium2",
+    "B/32": "medium2",
+    "B/16": "medium2",
+    "L/16": "medium2",
+}
+I21K = {"Ti/16": "none", "S/32": "none", "S/16": "light1", "B/32": "light2", "B/16": "light2", "L/16": "medium2"}
 ASSUMED = {"S/8": "S/16"}  # the paper trains S/8 but its configuration has no row for it
 
 

@@ -126,7 +126,7 @@ def load_text_run(folder: str | Path) -> tuple[ReLUFormer, Tokenizer, TextConfig
             f"{folder} is not the folder of a run: it has no config.json (nomax train translate --out)."
         )
     config = loop_config.read(folder / "config.json", TextConfig)
-    if not (folder / VOCABULARY).is_file():
+    if not (folder / VOCABULARY).exists():
         raise FileNotFoundError(f"{folder} has no {VOCABULARY}: without its vocabulary a model says nothing.")
     tokenizer = text_data.vocabulary(config, folder)
     if (folder / "model" / "config.json").is_file():  # written after the weights
@@ -137,5 +137,6 @@ def load_text_run(folder: str | Path) -> tuple[ReLUFormer, Tokenizer, TextConfig
     if state is None:
         raise FileNotFoundError(f"{folder} holds neither a model nor a checkpoint yet.")
     model = ReLUFormer.from_config(config.model)
-    model.load_state_dict(state["average"] or state["model"])
+    place = folder / "checkpoints" / checkpoints.name(state["step"])
+    models.hub.fill(model, state.get("average") or state["model"], str(place))
     return model.eval(), tokenizer, config

@@ -1,6 +1,7 @@
 """The text of a run: its corpus, its vocabulary, and what it shows the model at once."""
 
 import hashlib
+import sys
 from pathlib import Path
 
 from filelock import FileLock
@@ -10,6 +11,7 @@ from nomax.data.text import Corpus, Document, Example, Pair, Tokenizer, files
 from nomax.data.text.entries import TEXTS
 from nomax.data.text.load import has_splits
 from nomax.models.hub import VOCABULARY
+from nomax.train.files import write
 from nomax.train.text_config import TextConfig
 
 
@@ -52,10 +54,19 @@ def has_test(config: TextConfig) -> bool:
 
 def vocabulary(config: TextConfig, folder: Path) -> Tokenizer:
     """The vocabulary of a run: the one in its folder, or else learned from its training split."""
-    file = folder / VOCABULARY
-    tokenizer = Tokenizer.load(file) if file.is_file() else learned(of_run(config, "train"), config.model.vocabulary)
+    tokenizer = kept(folder) or learned(of_run(config, "train"), config.model.vocabulary)
     tokenizer.check(config.model.vocabulary, config.vocabulary or None, str(folder))
     return tokenizer
+
+
+def kept(folder: Path | None) -> Tokenizer | None:
+    """The vocabulary in the folder of a run to go on with, if there is one."""
+    if folder is None or not (folder / VOCABULARY).exists():
+        return None
+    try:
+        return Tokenizer.load(folder / VOCABULARY)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{error} Remove it, and it is learned again from the training split.") from error
 
 
 def learned(corpus: Corpus, size: int) -> Tokenizer:
@@ -65,9 +76,30 @@ def learned(corpus: Corpus, size: int) -> Tokenizer:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{file}.lock"):  # ranks, and runs side by side, learn it once
-            return Tokenizer.load(file) if file.is_file() else Tokenizer.train(corpus, size, file)
+            if file.is_file():
+                try:
+                    return _cached(file, size)
+                except ValueError as error:
+                    print(f"nomax: {error} It is learned again.", file=sys.stderr)
+            tokenizer = Tokenizer.train(corpus, size, file)
+            write(_digest_file(file), tokenizer.digest)
+            return tokenizer
     except OSError:  # a home that cannot be written to: then it is learned anew each time
         return Tokenizer.train(corpus, size)
+
+
+def _cached(file: Path, size: int) -> Tokenizer:
+    """A vocabulary that was learned before; a ValueError if it is damaged. Old ones have no SHA-256 beside them."""
+    tokenizer = Tokenizer.load(file)
+    tokenizer.check(size, title=str(file))
+    digest = _digest_file(file)
+    if digest.exists() and digest.read_bytes() != tokenizer.digest.encode():
+        raise ValueError(f"{file} is damaged: its SHA-256 is not the one it was written with.")
+    return tokenizer
+
+
+def _digest_file(file: Path) -> Path:
+    return file.with_name(f"{file.name}.sha256")
 
 
 def stages(config: TextConfig, corpus: Corpus, tokenizer: Tokenizer) -> dict[int, list[Example]]:

@@ -15,7 +15,8 @@ class TextOptions:
     data: str = "bible-en-es"
     """A name (`nomax data list`), a folder with train, valid and test files, JSONL documents, or texts as FILE,FILE."""
     recipe: Literal["small", "iwslt"] = "small"
-    """small: an hour of one CPU core. iwslt: the usual recipe for IWSLT14, not the paper's, for a GPU."""
+    """small: an hour of one CPU core. iwslt: the usual recipe for IWSLT14, not the paper's, for a GPU. The defaults
+    below are the recipe's: --recipe iwslt --help shows those of iwslt."""
     out: Path | None = None
     """Folder of the run; if not given, one below runs/ with the data, recipe and φ in its name."""
     valid: str | None = None
@@ -37,7 +38,7 @@ class TextOptions:
     lr: float | None = None
     """Largest learning rate."""
     warmup: int | None = None
-    """Steps of linear warm-up."""
+    """Steps of linear warm-up; if not given, at most a fifth of the steps."""
     schedule: Literal["cosine", "inverse-sqrt"] | None = None
     """How the learning rate falls after the warm-up: to 0 at the last step, or as 1/√step."""
     weight_decay: float | None = None
@@ -68,7 +69,7 @@ class TextOptions:
     given."""
     gamma: float | None = None
     """γ, by which relu/√L is divided, or where it starts if learned: with √(n/π) rows of a new model over n keys sum to
-    about 1."""
+    about 1. Of other φ, 1."""
     memory_phi: str | None = None
     """φ of the feed-forward layers: relu, softmax, …"""
     memory_norm: bool | None = None

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from nomax.train import command, configure_text
 from nomax.train.text_options import TextOptions
+from nomax.train.text_recipes import RECIPES
 
 TITLE = "train translate"
 
@@ -30,6 +31,12 @@ class Options(TextOptions):
     as train.en say theirs; --languages says those of a.txt,b.txt."""
     encoder_layers: int | None = None
     """Layers of the encoder."""
+
+
+def defaults(arguments: list[str]) -> Options:
+    """The options with the values of the recipe that a command line names, for the φ that is trained by default."""
+    shown: Options = configure_text.defaults(Options(), command.recipe(arguments, RECIPES)("translate"))
+    return shown
 
 
 def run(options: Options) -> int:

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from nomax import data, models
 from nomax.data.batches import Batch, batches, evaluation_batches
+from nomax.data.images import DataError
 from nomax.data.order import Order
 from nomax.data.shards import ShardSource
+from nomax.data.source import part
 from nomax.models import ViT
 from nomax.train import checkpoints, loop_config
 from nomax.train.config import VisionConfig
@@ -34,7 +36,7 @@ class VisionTask:
         self.loss = LOSSES[config.loss]
         torch.manual_seed(config.seed)  # every φ starts from the same weights
         self.model: nn.Module = ViT.from_config(config.model)
-        block = SHARD_BLOCK if isinstance(train, ShardSource) else 1
+        block = SHARD_BLOCK if isinstance(getattr(train, "source", train), ShardSource) else 1
         self.order = Order(len(train), config.batch_size, config.seed, block=block)
 
     def batches(self, start: int, world: "World") -> Iterator[Batch]:
@@ -97,37 +99,18 @@ class VisionTask:
         return {"positions": positions.tolist(), "indices": indices.tolist(), "names": names}
 
 
-def load(name: str, on_error: str = "raise") -> tuple[data.Source, data.Source]:
-    """The training and the test images of a data set."""
-    train, test = (data.load(name, split, on_error=on_error) for split in ("train", "test"))
+def load(name: str, on_error: str = "raise", held_out: float = 0.0) -> tuple[data.Source, data.Source]:
+    """The training and the test images of a data set, or a share of the training images that is held out."""
+    train = data.load(name, "train", on_error=on_error, held_out=held_out)
+    try:
+        test = data.load(name, "test", on_error=on_error, held_out=held_out)
+    except DataError:
+        raise
+    except (ValueError, FileNotFoundError) as error:
+        raise type(error)(f"{error} Or hold out a share of the training images: --held-out 0.1.") from error
     if list(train.classes) != list(test.classes):
         raise ValueError(f"data {name!r}: its train and test splits do not have the same classes.")
     return train, test
-
-
-def part(source: data.Source, indices: np.ndarray[Any, np.dtype[np.int64]]) -> data.Source:
-    """Some images of a source, as a source."""
-    if len(indices) == len(source):
-        return source
-    if isinstance(source, data.ArraySource):
-        return data.ArraySource(source.images[indices], source.labels[indices], source.classes, source.title)
-    return _Part(source, indices)
-
-
-class _Part:
-    def __init__(self, source: data.Source, indices: np.ndarray[Any, np.dtype[np.int64]]) -> None:
-        self.source, self.indices = source, indices
-        self.classes, self.labels = source.classes, source.labels[indices]
-        self.on_error = getattr(source, "on_error", "raise")
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def image(self, index: int) -> Any:
-        return self.source.image(int(self.indices[index]))
-
-    def name(self, index: int) -> str:
-        return self.source.name(int(self.indices[index]))
 
 
 def load_run(folder: str | Path) -> tuple[ViT, VisionConfig]:
@@ -142,5 +125,6 @@ def load_run(folder: str | Path) -> tuple[ViT, VisionConfig]:
     if state is None:
         raise FileNotFoundError(f"{folder} holds neither a model nor a checkpoint yet.")
     model = ViT.from_config(config.model)
-    model.load_state_dict(state["average"] or state["model"])
+    place = folder / "checkpoints" / checkpoints.name(state["step"])
+    models.hub.fill(model, state.get("average") or state["model"], str(place))
     return model.eval(), config

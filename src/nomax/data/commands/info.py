@@ -31,6 +31,8 @@ class Options:
     FILE,FILE."""
     split: str | None = None
     """Only this split; otherwise train, test and val, as far as they are there."""
+    held_out: float = 0.0
+    """Of images without a test split: the share that is held out as one, as in `nomax train vit`."""
     languages: tuple[str, str] | None = None
     """Of text: source and target, where the data does not say them, or has more."""
     sheet: Path | None = None
@@ -61,12 +63,12 @@ def run(options: Options) -> int:
 
 def _sources(options: Options) -> dict[str, Source]:
     if options.split:
-        return {options.split: load(options.data, options.split, on_error=options.on_error)}
+        return {options.split: _load(options, options.split)}
     sources: dict[str, Source] = {}
     refused: Exception | None = None
     for split in ENTRIES[options.data].counts if options.data in ENTRIES else SPLITS:
         try:
-            source = load(options.data, split, on_error=options.on_error)
+            source = _load(options, split)
         except (ValueError, FileNotFoundError) as error:
             refused = refused or error
             continue
@@ -76,6 +78,10 @@ def _sources(options: Options) -> dict[str, Source]:
     if not sources and refused:
         raise refused
     return sources
+
+
+def _load(options: Options, split: str) -> Source:
+    return load(options.data, split, on_error=options.on_error, held_out=options.held_out)
 
 
 def _facts(data: str) -> dict[str, str]:

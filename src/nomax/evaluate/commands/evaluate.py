@@ -34,6 +34,8 @@ class Options:
     data set."""
     split: str = "test"
     """Which part of the data set. Text files have no parts: if --data names some, all of them."""
+    held_out: float | None = None
+    """With --data of images: the share that is held out as test split, as in `nomax train vit`. A run knows its own."""
     subset: str | None = None
     """imagenet1k (of 21,843 classes), icons (with at least 30 drawings), or a file: one column or class per line."""
     beams: int = 4
@@ -76,7 +78,8 @@ def run(options: Options) -> int:
 
 def _evaluate(options: Options, one: Run, progress: Progress) -> dict[str, Any]:
     place = options.data or one.data
-    source = data.load(place, options.split)
+    own = one.held_out if options.data is None else 0.0
+    source = data.load(place, options.split, held_out=own if options.held_out is None else options.held_out)
     subset = None if options.subset is None else named(options.subset, source.classes)
     source = first_of_each(source, 3, 2) if options.smoke else source
     scores = classify(

@@ -75,7 +75,7 @@ def run(options: Options) -> int:
 
 def _source(options: Options, first: Run) -> tuple[Source, int]:
     if options.image is None:
-        source = data.load(options.data or first.data, "test")
+        source = data.load(options.data or first.data, "test", held_out=0.0 if options.data else first.held_out)
         if not 0 <= options.index < len(source):
             raise ValueError(f"--index {options.index}: the test split has the images 0 to {len(source) - 1}.")
         return source, options.index

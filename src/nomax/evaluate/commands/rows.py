@@ -74,7 +74,7 @@ def run(options: Options) -> int:
 
 
 def _measure(one: Run, options: Options, progress: Progress) -> list[HeadRows]:
-    source = data.load(options.data or one.data, "test")
+    source = data.load(options.data or one.data, "test", held_out=0.0 if options.data else one.held_out)
     number = min(2 if options.smoke else options.images, len(source))
     chosen = part(source, np.linspace(0, len(source) - 1, number).round().astype(np.int64))
     with evaluation_batches(chosen, one.transform, 8) as batches:
