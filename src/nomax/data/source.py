@@ -74,3 +74,39 @@ class ArraySource:
         return (
             f"ArraySource({self.title}: {len(self):,} images, {height}×{width} {kind}, {len(self.classes):,} classes)"
         )
+
+
+def part(source: Source, indices: npt.NDArray[np.int64]) -> Source:
+    """Some images of a source, in a given order, as a source."""
+    if np.array_equal(indices, np.arange(len(source))):
+        return source
+    if isinstance(source, ArraySource):  # stays one, because arrays are served in batches
+        return ArraySource(source.images[indices], source.labels[indices], source.classes, source.title)
+    return Part(source, indices)
+
+
+class Part:
+    """Some images of a source, in a given order. It does about broken images what its source was told to do."""
+
+    def __init__(self, source: Source, indices: npt.NDArray[np.int64]) -> None:
+        self.source, self.indices = source, indices
+        self.classes: Sequence[str] = source.classes
+        self.labels: npt.NDArray[np.int64] = source.labels[indices]
+        self.on_error: str = getattr(source, "on_error", "raise")
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def image(self, index: int) -> "Image.Image":
+        """The image with this number."""
+        return self.source.image(int(self.indices[index]))
+
+    def name(self, index: int) -> str:
+        """What an error calls this image."""
+        return self.source.name(int(self.indices[index]))
+
+
+def listed(classes: Sequence[str], most: int = 3) -> str:
+    """The first of some classes, for a message: however many there are and whatever they are called, it stays short."""
+    shown = ", ".join(repr(name if len(name) <= 40 else f"{name[:39]}…") for name in classes[:most])
+    return f"{shown} and {len(classes) - most:,} more" if len(classes) > most else shown

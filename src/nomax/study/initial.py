@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from nomax.data.batches import evaluation_batches
+from nomax.data.source import part
 from nomax.evaluate import row_statistics
 from nomax.models import ViT
 from nomax.phi import SOFTMAX, Phi
@@ -18,7 +19,6 @@ from nomax.study.figure import COLOURS, MARKERS, Figure, Table, legend, sheet
 from nomax.study.setup import Setup, source
 from nomax.study.statistics import Interval, contrast, slope_weights
 from nomax.study.verdict import Verdict, above, plain
-from nomax.train.vision import part
 
 SEEDS = tuple(range(8))
 IMAGES = 2

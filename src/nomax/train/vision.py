@@ -1,7 +1,8 @@
 """Image classification as a task for the loop, and finished runs as models."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,9 @@ from nomax import data, models
 from nomax.data.batches import Batch, batches, evaluation_batches
 from nomax.data.order import Order
 from nomax.data.shards import ShardSource
-from nomax.models import ViT
-from nomax.train import checkpoints, loop_config
+from nomax.data.source import part
+from nomax.models import Preprocessing, ViT, ViTConfig
+from nomax.train import checkpoints, run
 from nomax.train.config import VisionConfig
 from nomax.train.losses import LOSSES
 
@@ -105,29 +107,16 @@ def load(name: str, on_error: str = "raise") -> tuple[data.Source, data.Source]:
     return train, test
 
 
-def part(source: data.Source, indices: np.ndarray[Any, np.dtype[np.int64]]) -> data.Source:
-    """Some images of a source, as a source."""
-    if len(indices) == len(source):
-        return source
-    if isinstance(source, data.ArraySource):
-        return data.ArraySource(source.images[indices], source.labels[indices], source.classes, source.title)
-    return _Part(source, indices)
-
-
-class _Part:
-    def __init__(self, source: data.Source, indices: np.ndarray[Any, np.dtype[np.int64]]) -> None:
-        self.source, self.indices = source, indices
-        self.classes, self.labels = source.classes, source.labels[indices]
-        self.on_error = getattr(source, "on_error", "raise")
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def image(self, index: int) -> Any:
-        return self.source.image(int(self.indices[index]))
-
-    def name(self, index: int) -> str:
-        return self.source.name(int(self.indices[index]))
+def described(config: VisionConfig, classes: Sequence[str] | None) -> ViTConfig:
+    """The model of a run with what its user has to know: the names of its classes, and how it is evaluated."""
+    shown = config.augment.evaluation()
+    crop = "resize" if shown.crop == "none" else shown.crop  # the same for images of the right size
+    return replace(
+        config.model,
+        classes=None if classes is None else tuple(classes),
+        probabilities=config.loss,
+        preprocessing=Preprocessing(crop, shown.antialias),
+    )
 
 
 def load_run(folder: str | Path) -> tuple[ViT, VisionConfig]:
@@ -135,12 +124,12 @@ def load_run(folder: str | Path) -> tuple[ViT, VisionConfig]:
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder} is not the folder of a run: it has no config.json (nomax train vit --out).")
-    config = loop_config.read(folder / "config.json", VisionConfig)
+    config = run.read(folder, VisionConfig)
     if (folder / "model" / "config.json").is_file():  # written after the weights
         return models.load(folder / "model"), config
     state = checkpoints.newest(folder / "checkpoints")
     if state is None:
         raise FileNotFoundError(f"{folder} holds neither a model nor a checkpoint yet.")
-    model = ViT.from_config(config.model)
+    model = ViT.from_config(described(config, run.classes(folder)))
     model.load_state_dict(state["average"] or state["model"])
     return model.eval(), config
