@@ -36,7 +36,8 @@ def check(
     """
     path = folder / "config.json"
     if path.is_file():
-        different = loop_config.differences(_spelled_as(loop_config.read(path, type(config)), config, folder), config)
+        new = replace(config, **_located(config))
+        different = loop_config.differences(_spelled_as(loop_config.read(path, type(config)), new, folder), new)
         different += _other_classes(_story(folder).get("classes"), classes)
         began = _story(folder).get("text", {})
         different += [
