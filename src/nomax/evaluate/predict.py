@@ -88,8 +88,8 @@ def _most_probable(run: "Run", images: Tensor, top: int) -> tuple[list[list[floa
         logits = run.model(images.to(next(run.model.parameters()))).float().cpu()
     if not torch.isfinite(logits).all():
         raise FloatingPointError(f"{run.name}: what the model computes is not finite.")
-    # Probabilities of classes that are not the likeliest may round to the same number; logits tell them apart.
-    labels = logits.topk(top).indices
+    # By logits, which tell apart what rounds to the same probability; of equal ones the first, as argmax has it.
+    labels = logits.sort(dim=-1, descending=True, stable=True).indices[:, :top]
     shares = logits.sigmoid() if run.probabilities == "sigmoid" else logits.softmax(-1)
     return shares.gather(-1, labels).tolist(), labels.tolist()
 

@@ -218,8 +218,16 @@ def push(
             place = create_repo(name, private=private, token=token, exist_ok=True).repo_id
             if revision is not None and not create_pr:
                 create_branch(place, branch=revision, token=token, exist_ok=True)
-            told = {"commit_message": commit_message, "create_pr": create_pr, "revision": revision, "token": token}
-            return str(upload_folder(repo_id=place, folder_path=folder, **told))
+            return str(
+                upload_folder(
+                    repo_id=place,
+                    folder_path=folder,
+                    commit_message=commit_message,
+                    create_pr=create_pr,
+                    revision=revision,
+                    token=token,
+                )
+            )
         except OSError as error:
             raise ConnectionError(f"{name} was not pushed to the Hugging Face hub: {_why(error)}") from error
 

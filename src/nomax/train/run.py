@@ -81,7 +81,7 @@ def claimed(folder: Path, config: LoopConfig, command: str = "") -> Iterator[Non
 def read(folder: Path, kind: type[Config]) -> Config:
     """The configuration of a run. Its data are where they were, or moved together with the run folder."""
     config = loop_config.read(folder / "config.json", kind)
-    found = {
+    found: dict[str, Any] = {
         name: next((known for known in _candidates(place, folder) if _is_there(known)), place)
         for name, place in _places(config).items()
     }
@@ -134,11 +134,11 @@ def _story(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _places(config: LoopConfig) -> dict[str, str]:
+def _places(config: LoopConfig) -> dict[str, Any]:
     return {name: place for name in PLACES if (place := getattr(config, name, ""))}
 
 
-def _located(config: LoopConfig) -> dict[str, str]:
+def _located(config: LoopConfig) -> dict[str, Any]:
     return {name: located(place) for name, place in _places(config).items()}
 
 
@@ -170,7 +170,7 @@ def _spelled_as(old: Config, new: Config, folder: Path) -> Config:
     same = {
         name: place
         for name, place in after.items()
-        if name in before and any(_real(known) == _real(located(place)) for known in _candidates(before[name], folder))
+        if name in before and _real(place) in map(_real, _candidates(before[name], folder))
     }
     return replace(old, **same)
 
@@ -182,7 +182,8 @@ def _real(place: str) -> list[str]:
 def _other_classes(there: Sequence[str] | None, now: Sequence[str] | None) -> list[str]:
     if there is None or now is None or list(there) == list(now):
         return []
-    gone, new = ([name for name in one if name not in set(other)] for one, other in ((there, now), (now, there)))
+    before, after = set(there), set(now)
+    gone, new = [name for name in there if name not in after], [name for name in now if name not in before]
     if not gone and not new:
         return ["the classes: in another order"]
     return [f"the classes: {listed(gone) or 'all of these'} there, {listed(new) or 'without them'} now"]
