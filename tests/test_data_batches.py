@@ -23,7 +23,7 @@ from nomax.data.folders import FolderSource
 from nomax.data.images import DataError
 from nomax.data.mixup import weight
 from nomax.data.order import Order
-from nomax.data.source import ArraySource
+from nomax.data.source import ArraySource, part
 from nomax.data.transforms import Augment, Evaluation
 
 pytestmark = pytest.mark.filterwarnings(
@@ -235,6 +235,23 @@ def test_evaluation_leaves_broken_images_out_where_the_user_said_so(tmp_path: Pa
     made = evaluation_batches(FolderSource(path, on_error="skip"), 8, 1)
     assert collected(made)[1].tolist() == [0, 0, 0, 1, 1]
     assert len(made.skipped) == 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_part_of_a_source_does_about_broken_images_what_the_whole_does(workers: int, tmp_path: Path) -> None:
+    path = broken_folder(tmp_path)
+    some = np.array([6, 2, 5, 0])  # two broken ones among them, and in another order
+    made = evaluation_batches(part(FolderSource(path, on_error="skip"), some), 8, 2, workers=workers)
+    images, labels = collected(made)
+    assert labels.tolist() == [1, 0]
+    assert len(made.skipped) == 2
+    good, _ = collected(evaluation_batches(part(FolderSource(path), some[2:]), 8, 2))
+    assert torch.equal(images, good)
+    with pytest.raises(DataError, match=r"b/002\.jpg"):
+        list(evaluation_batches(part(FolderSource(path), some), 8, 2, workers=workers))
+    whole = FolderSource(path)
+    assert part(whole, np.arange(7)) is whole
+    assert part(whole, np.arange(7)[::-1]).labels.tolist() == [1, 1, 1, 0, 0, 0, 0]
 
 
 def test_evaluation_takes_arrays_as_they_are() -> None:

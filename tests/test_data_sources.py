@@ -279,6 +279,33 @@ def test_a_hugging_face_data_set_lists_its_splits(saved_dataset) -> None:
         data.load(f"hf:{saved_dataset}", "extra")
 
 
+def test_what_is_local_is_found_from_every_working_directory(saved_dataset, tmp_path, monkeypatch) -> None:
+    (tmp_path / "here" / "photos").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "link").symlink_to(tmp_path / "here" / "photos")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    here = tmp_path / "here"
+    for typed, place in {
+        "photos": f"{here}/photos",
+        "./photos/": f"{here}/photos",
+        "../here/photos": f"{here}/photos",
+        "../elsewhere/link/../photos": f"{here}/../elsewhere/link/../photos",  # not what it is without "link/.."
+        "~/here/photos": f"{here}/photos",
+        "train-{000..009}.tar": f"{here}/train-{{000..009}}.tar",
+        "a,b-{000..009}.tar": f"{here}/a,b-{{000..009}}.tar",
+        str(here / "photos"): f"{here}/photos",
+        "hf:../saved#picture,text": f"hf:{saved_dataset}#picture,text",
+        "hf:owner/name": "hf:owner/name",
+        "torchvision:DTD": "torchvision:DTD",
+        "fashion-mnist-small": "fashion-mnist-small",
+        "bible-en-es": "bible-en-es",
+    }.items():
+        assert data.located(typed) == place
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert len(data.load(data.located(f"hf:{saved_dataset}"))) == 8
+
+
 @pytest.fixture
 def torchvision_root(tmp_path):
     """MNIST's files where torchvision looks for them."""

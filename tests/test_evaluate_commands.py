@@ -16,6 +16,7 @@ from PIL import Image
 from nomax import data, evaluate, models
 from nomax.cli import main
 from nomax.data.batches import evaluation_batches
+from nomax.data.source import part
 from nomax.data.transforms import Augment
 from nomax.evaluate import fewshot, runs, sources
 from nomax.evaluate.features import features, probing
@@ -152,7 +153,7 @@ def test_a_data_set_with_the_classes_of_the_subset_is_matched_by_name(tmp_path: 
     right, right_among = 0, 0
     with torch.no_grad():
         for index, label in enumerate(source.labels):
-            one = sources.part(source, np.array([index]))
+            one = part(source, np.array([index]))
             logits = model(next(evaluation_batches(one, transform, 1))[0])[0]
             column = {"class0": 1, "class1": None, "class2": 6}[source.classes[label]]
             right += int(logits.argmax()) == column

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import types
@@ -14,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from nomax import models
-from nomax.models import ViT
+from nomax.models import ReLUFormer, ViT
 
 SMALL = {"image_size": (8, 12), "num_classes": 5, "phi": "2*relu/L^0.5", "gate": "silu", "learned_alpha": "head"}
 
@@ -187,3 +188,116 @@ def test_a_name_that_is_no_folder_is_fetched_from_the_hub(tmp_path: Path, monkey
 def test_only_our_models_are_saved(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="model must be one of ViT, ReLUFormer, got a Linear"):
         models.save(torch.nn.Linear(2, 2), tmp_path)
+
+
+KINDS = {
+    "ViT": lambda: model(),
+    "ReLUFormer": lambda: ReLUFormer(9, dim=4, heads=2, slots=3, max_length=4),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_have_the_methods_of_the_hub(kind: str, tmp_path: Path) -> None:
+    saved = KINDS[kind]()
+    saved.save_pretrained(tmp_path / "mine", {"recipe": "my own"})
+    models.save(saved, tmp_path / "same", {"recipe": "my own"})
+    for name in ("config.json", "model.safetensors", "README.md"):
+        assert (tmp_path / "mine" / name).read_bytes() == (tmp_path / "same" / name).read_bytes()
+    loaded = type(saved).from_pretrained(tmp_path / "mine")
+    assert type(loaded) is type(saved)
+    assert loaded.config == saved.config
+    assert not loaded.training
+    torch.testing.assert_close(loaded.state_dict(), saved.state_dict(), rtol=0, atol=0)
+    other = {"ViT": ReLUFormer, "ReLUFormer": ViT}[kind]
+    with pytest.raises(TypeError, match=f"is a {kind}, not a {other.__name__}: {kind}.from_pretrained reads it"):
+        other.from_pretrained(tmp_path / "mine")
+
+
+def test_from_pretrained_fetches_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    saved, asked = model(), []
+    models.save(saved, tmp_path)
+
+    def snapshot_download(name: str, **options: object) -> str:
+        asked.append((name, options))
+        return str(tmp_path)
+
+    monkeypatch.setattr(hub, "snapshot_download", snapshot_download)
+    loaded = ViT.from_pretrained("someone/vit", revision="v2", token="secret", cache_dir="here", local_files_only=True)
+    assert torch.equal(loaded.head.weight, saved.head.weight)
+    ((name, options),) = asked
+    assert name == "someone/vit"
+    assert options.pop("allow_patterns") == ["config.json", "model.safetensors", "README.md", "vocabulary.model"]
+    assert options == {"revision": "v2", "token": "secret", "cache_dir": "here", "local_files_only": True}
+    with pytest.raises(TypeError, match="unexpected keyword argument 'revisoin'"):
+        ViT.from_pretrained(tmp_path, revisoin="v2")
+
+
+def test_push_to_hub_uploads_what_from_pretrained_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    done: list[tuple[str, object]] = []
+
+    def create_repo(name: str, **options: object) -> types.SimpleNamespace:
+        done.append(("repository", (name, options)))
+        return types.SimpleNamespace(repo_id=f"me/{name}")
+
+    def create_branch(name: str, **options: object) -> None:
+        done.append(("branch", (name, options["branch"])))
+
+    def upload_folder(*, repo_id: str, folder_path: str, **options: object) -> str:
+        done.append(("upload", (repo_id, options)))
+        shutil.copytree(folder_path, tmp_path / repo_id)
+        return f"https://hub/{repo_id}/commit/1"
+
+    for function in (create_repo, create_branch, upload_folder):
+        monkeypatch.setattr(hub, function.__name__, function)
+    (tmp_path / "words").write_bytes(b"some")
+    saved = KINDS["ReLUFormer"]()
+    how = {"private": True, "token": "secret", "revision": "try", "vocabulary": tmp_path / "words"}
+    assert saved.push_to_hub("mine", {"data": "verses"}, **how) == "https://hub/me/mine/commit/1"
+    assert [name for name, _ in done] == ["repository", "branch", "upload"]
+    assert done[0][1] == ("mine", {"private": True, "token": "secret", "exist_ok": True})
+    assert done[1][1] == ("me/mine", "try")
+    message = {"commit_message": "Upload a model of nomax", "create_pr": False, "revision": "try", "token": "secret"}
+    assert done[2][1] == ("me/mine", message)
+    there = tmp_path / "me" / "mine"
+    assert sorted(path.name for path in there.iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "vocabulary.model",
+    ]
+    assert "| data | verses |" in (there / "README.md").read_text()
+    torch.testing.assert_close(ReLUFormer.from_pretrained(there).state_dict(), saved.state_dict(), rtol=0, atol=0)
+    assert models.hub.vocabulary_digest(there) == hashlib.sha256(b"some").hexdigest()
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError("401 Client Error\nlong story")
+
+    monkeypatch.setattr(hub, "create_repo", refused)
+    with pytest.raises(ConnectionError, match=r"mine was not pushed to the Hugging Face hub: 401 Client Error$"):
+        saved.push_to_hub("mine")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ImportError, match=r"pip install 'nomax\[hub\]'"):
+        saved.push_to_hub("mine")
+
+
+def test_offline_the_message_names_the_variable_and_nothing_imports_the_hub_before_it_is_needed(tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+    program = """
+import sys, nomax, nomax.models, nomax.evaluate, nomax.train
+assert "huggingface_hub" not in sys.modules
+model = nomax.models.ViT("mu/4", num_classes=2, image_size=8)
+for call in (lambda: nomax.models.ViT.from_pretrained("someone/vit"), lambda: model.push_to_hub("someone/vit")):
+    try:
+        call()
+    except OSError as error:
+        print(error)
+"""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", program]
+    told = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout.splitlines()
+    assert len(told) == 2
+    for line, start in zip(told, ("there is no folder 'someone/vit'", "someone/vit was not pushed"), strict=True):
+        assert line.startswith(start)
+        assert "HF_HUB_OFFLINE is set" in line

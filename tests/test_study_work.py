@@ -12,7 +12,7 @@ import torch
 
 from nomax import data, models
 from nomax.console import Console
-from nomax.evaluate import fewshot, subset
+from nomax.evaluate import fewshot, load, subset
 from nomax.evaluate.features import features
 from nomax.study.image_run import ImageRun
 from nomax.study.setup import Setup
@@ -69,6 +69,20 @@ def test_the_key_is_of_what_is_run_and_not_of_how(setup):
     others += [setup.run("relu/L", gate="silu")]
     others += [replace(setup, **{name: 5}).run("relu/L") for name in ("steps", "batch_size", "warmup", "test_images")]
     assert len({run.key, *(other.key for other in others)}) == len(others) + 1
+
+
+def test_data_by_a_relative_path_keep_their_key_and_are_found_from_elsewhere(setup, store, tmp_path, monkeypatch):
+    tiny_images.write(tmp_path / "here" / "photos")
+    monkeypatch.chdir(tmp_path / "here")
+    run = replace(setup, data="photos").run("relu/L")
+    assert run.identity()["config"]["data"] == "photos"  # so that stores of several machines merge
+    assert "classes" not in run.identity()["config"]["model"]
+    assert do(run, store) == 0
+    monkeypatch.chdir(tmp_path)
+    trained = load(store.folder(run.key))
+    assert trained.data == str(tmp_path / "here" / "photos")
+    assert len(trained.images()) == 24
+    assert trained.model.config.classes == ("class 0", "class 1", "class 2", "class 3")
 
 
 def test_a_run_is_still_known_when_configurations_have_new_fields(setup):

@@ -267,3 +267,15 @@ def test_languages_are_two_different_marks(languages, tmp_path) -> None:
 def test_languages_that_a_named_set_lacks_are_refused(tmp_path) -> None:
     with pytest.raises(ValueError, match=r"bible-en-es has en and es"):
         text.load("bible-en-es", languages=("en", "de"), root=tmp_path)
+
+
+def test_a_pair_of_files_is_found_from_every_working_directory(tmp_path, monkeypatch) -> None:
+    folder = tmp_path / "tales, old and new"
+    folder.mkdir()
+    (folder / "a.en").write_text("one\ntwo\n")
+    (folder / "a.es").write_text("uno\ndos\n")
+    monkeypatch.chdir(folder)
+    place = data.located("a.en,a.es")
+    assert place == f"{folder}/a.en,{folder}/a.es"
+    monkeypatch.chdir(tmp_path)
+    assert text.load(place).documents == text.load([folder / "a.en", folder / "a.es"]).documents

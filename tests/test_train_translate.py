@@ -450,6 +450,36 @@ def test_a_configuration_comes_back_from_its_file_unchanged(tmp_path, recipe, ki
         loop_config.read(tmp_path / "config.json", TextConfig)
 
 
+def test_a_run_finds_its_texts_from_every_working_directory(tmp_path, monkeypatch, capsys):
+    """Pairs of files, given by relative paths in a folder with a comma, and moved together with the run."""
+    folder = tmp_path / "tales,old"
+    folder.mkdir()
+    for split, seed in (("train", 0), ("valid", 1)):
+        pairs = [pair for document in corpus(12, seed=seed).documents for pair in document.pairs]
+        (folder / f"{split}.en").write_text("".join(f"{pair.source}\n" for pair in pairs))
+        (folder / f"{split}.es").write_text("".join(f"{pair.target}\n" for pair in pairs))
+    monkeypatch.chdir(folder)
+    how = {"data": "train.en,train.es", "valid": "valid.en,valid.es", "out": Path("run"), "steps": 4, **TRANSLATE}
+    assert translate.run(translate.Options(checkpoint_every=2, **how)) == 0
+    (folder / "run" / "result.json").unlink()
+    monkeypatch.chdir(tmp_path)
+    assert load_text_run("tales,old/run")[2].data == f"{folder}/train.en,{folder}/train.es"
+    assert main(["evaluate", "tales,old/run", "--split", "valid", "--smoke"]) == 0
+    same = {"data": f"{folder}/train.en,tales,old/train.es", "valid": "tales,old/valid.en,tales,old/valid.es"}
+    assert translate.run(translate.Options(**{**how, **same, "out": Path("tales,old/run")})) == 0
+    (folder / "run" / "result.json").unlink()
+    folder.rename(tmp_path / "moved")
+    assert main(["evaluate", "moved/run", "--split", "valid", "--smoke"]) == 0
+    monkeypatch.chdir(tmp_path / "moved")
+    assert translate.run(translate.Options(**how)) == 0
+    (tmp_path / "moved" / "valid.en").unlink()
+    capsys.readouterr()
+    assert main(["evaluate", "run", "--split", "valid"]) == 2
+    told = capsys.readouterr().err
+    assert "run was trained on" in told
+    assert "Or give --data." in told
+
+
 # The first losses of a tiny version of the recipe, one thread, as tests/test_train_recipes.py has them for images.
 # To write them again, after a change that is meant: .venv/bin/python tests/test_train_translate.py
 GOLDEN = Path(__file__).with_name("golden") / "translate.json"

@@ -3,6 +3,7 @@
 import json
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -327,6 +328,91 @@ def test_the_older_configurations_have_nothing_held_out(tmp_path, data):
     path.write_text(json.dumps(content))
     assert load_run(tmp_path / "run")[1].held_out == 0
     assert run(Options(data=data, out=tmp_path / "run", steps=2, **SMALL)) == 0
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A folder with data and an unfinished run, begun in it with a relative path."""
+    folder = tmp_path / "project"
+    tiny_images.write(folder / "photos")
+    monkeypatch.chdir(folder)
+    begin()
+    return folder
+
+
+def begin(data="photos", out=Path("runs/a")):
+    """Train the run from the beginning or from where it is, and leave it as if it had been stopped on the way."""
+    code = run(Options(data=data, out=out, steps=4, checkpoint_every=2, **SMALL))
+    for name in ("result.json", "model/config.json", "checkpoints/step-00000004.pt"):
+        (Path(out) / name).unlink(missing_ok=True)
+    return code
+
+
+def test_a_run_finds_its_data_from_every_working_directory(project, tmp_path, monkeypatch, capsys):
+    assert begin() == 0
+    monkeypatch.chdir(tmp_path)
+    _, config = load_run("project/runs/a")
+    assert config.data == str(project / "photos")
+    capsys.readouterr()
+    assert main(["evaluate", "project/runs/a"]) == 0
+    assert main(["evaluate", str(project / "runs" / "a")]) == 0
+    # However the place is called, it is the same run.
+    (tmp_path / "link").symlink_to(project / "photos")
+    for data in ("project/photos", str(project / "photos"), "./project/../project/photos/", "link"):
+        assert begin(data, Path("project/runs/a")) == 0
+    card = (project / "runs" / "a" / "model" / "README.md").read_text()
+    assert "| data | link |" in card  # as it was typed: a card is for others, who have other folders
+
+
+def test_the_same_words_for_data_at_another_place_are_refused(project, tmp_path, monkeypatch, capsys):
+    tiny_images.write(tmp_path / "other" / "photos")
+    monkeypatch.chdir(tmp_path / "other")
+    assert begin(out=project / "runs" / "a") == 2
+    assert f"data: '{project}/photos' there, '{tmp_path}/other/photos' now" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["moved", "copied"])
+def test_a_run_that_moved_together_with_its_data_goes_on(project, tmp_path, monkeypatch, how):
+    monkeypatch.chdir(tmp_path)
+    if how == "moved":
+        project.rename(tmp_path / "new")
+    else:
+        shutil.copytree(project, tmp_path / "new")
+    monkeypatch.chdir(tmp_path / "new")
+    assert begin() == 0
+    if how == "moved":
+        monkeypatch.chdir(tmp_path)
+        assert load_run("new/runs/a")[1].data == str(tmp_path / "new" / "photos")
+        assert main(["evaluate", "new/runs/a"]) == 0
+
+
+def test_a_run_of_an_earlier_version_goes_on_where_it_was_begun(project, tmp_path, monkeypatch, capsys):
+    """Its configuration has the path as it was typed, and its story neither folder nor classes."""
+    path, story = project / "runs" / "a" / "config.json", project / "runs" / "a" / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"data": "photos"}))
+    for file in (project / "runs" / "a" / "checkpoints").iterdir():
+        file.unlink()  # they belong to the configuration with the other path
+    told = json.loads(story.read_text())
+    story.write_text(json.dumps({name: told[name] for name in told if name not in ("folder", "classes")}))
+    assert begin() == 0
+    assert begin(str(project / "photos")) == 0
+    assert load_run("runs/a")[0].config.classes == ("class 0", "class 1", "class 2", "class 3")
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    assert main(["evaluate", "project/runs/a"]) == 2
+    told = capsys.readouterr().err
+    assert "a was trained on photos." in told
+    assert "give --data" in told
+    assert main(["evaluate", "project/runs/a", "--data", "project/photos"]) == 0
+
+
+def test_data_that_are_gone_are_named_with_what_to_do(project, capsys):
+    (project / "photos").rename(project / "pictures")
+    assert main(["evaluate", "runs/a"]) == 2
+    told = capsys.readouterr().err
+    assert f"a was trained on {project}/photos." in told
+    assert "Or give --data." in told
+    assert main(["evaluate", "runs/a", "--data", "pictures"]) == 0
 
 
 ARGUMENTS = "--model mu/8 --batch-size 8 --steps 200 --warmup 5 --checkpoint-every 7 --evaluate-every 50 --threads 1"

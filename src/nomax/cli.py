@@ -18,6 +18,7 @@ COMMANDS = {
     "train translate": ("nomax.train.translate", "train a translation model, one φ or several side by side"),
     "train language": ("nomax.train.language", "train a causal language model, one φ or several side by side"),
     "evaluate": ("nomax.evaluate.commands.evaluate", "accuracy of image models, BLEU of translations, perplexity"),
+    "predict": ("nomax.evaluate.commands.predict", "what a trained image model says about image files"),
     "translate": ("nomax.evaluate.commands.translate", "translate lines or documents from standard input"),
     "probe": ("nomax.evaluate.commands.probe", "few-shot linear probes of trained models on other data sets"),
     "rows": ("nomax.evaluate.commands.rows", "statistics of attention weights by layer and head: a table and a plot"),

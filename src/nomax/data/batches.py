@@ -69,7 +69,7 @@ def batches(
             yield Request(step, positions, order.indices(positions))
 
     def finish(made: Made) -> Batch:
-        images, labels = _floats(made.pixels.to(device), augment.channels), made.labels.to(device)
+        images, labels = floats(made.pixels.to(device), augment.channels), made.labels.to(device)
         if not mixup:
             return Batch(made.step, images, labels)
         kept = weight(mixup, order.seed, made.step)
@@ -100,7 +100,7 @@ def evaluation_batches(
             yield Request(step, numbers, numbers)
 
     def finish(made: Made) -> tuple[Tensor, Tensor]:
-        return _floats(made.pixels.to(device), chosen.channels), made.labels.to(device)
+        return floats(made.pixels.to(device), chosen.channels), made.labels.to(device)
 
     return Batches(Maker(source, chosen, 0, replace=False), requests(), finish, workers)
 
@@ -154,7 +154,7 @@ class Batches(Iterator[Result], Generic[Result]):
         return Made(parts[0].step, pixels, labels)
 
 
-def _floats(pixels: Tensor, channels: int) -> Tensor:
+def floats(pixels: Tensor, channels: int) -> Tensor:
     """Bytes [n, c, H, W] as float32 [n, channels, H, W] in [-1, 1]."""
     pixels = pixels.expand(-1, channels, -1, -1)
     if pixels.device.type == "cpu":

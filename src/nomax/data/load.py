@@ -17,6 +17,7 @@ from nomax.data.images import DataError
 from nomax.data.registry import ENTRIES, Entry, TextEntry, cache_folder
 from nomax.data.source import Source, part
 from nomax.data.text.entries import TEXTS
+from nomax.data.text.load import paths
 
 
 def load(
@@ -70,6 +71,27 @@ def load(
 
         return FolderSource(path, split, on_error)
     raise FileNotFoundError(_unknown(text))
+
+
+def located(name_or_path: str) -> str:
+    """What `load` or text.load takes, so that it is found from every working directory: paths become absolute.
+
+    Names, "torchvision:NAME" and data sets of the hub stay as they are.
+    """
+    if name_or_path in ENTRIES or name_or_path in TEXTS or name_or_path.startswith("torchvision:"):
+        return name_or_path
+    if name_or_path.startswith("hf:"):
+        folder, mark, columns = name_or_path[3:].partition("#")
+        return f"hf:{_absolute(folder)}{mark}{columns}" if Path(folder).is_dir() else name_or_path
+    halves = paths(name_or_path)  # of "FILE,FILE"
+    files = halves if all(Path(half).expanduser().is_file() for half in halves) else [name_or_path]
+    return ",".join(map(_absolute, files))
+
+
+def _absolute(text: str) -> str:
+    path = Path(text).expanduser().absolute()
+    plain = os.path.normpath(path)  # without "..", which is another place where a link is before it
+    return plain if os.path.realpath(plain) == os.path.realpath(path) else str(path)
 
 
 def meta(name: str, root: Path | None = None) -> Mapping[str, Any]:

@@ -77,13 +77,13 @@ class ArraySource:
 
 
 class Part:
-    """Some images of a source, in a given order."""
+    """Some images of a source, in a given order. It does about broken images what its source was told to do."""
 
     def __init__(self, source: Source, indices: npt.NDArray[np.int64]) -> None:
         self.source, self.indices = source, indices
         self.classes: Sequence[str] = source.classes
         self.labels: npt.NDArray[np.int64] = source.labels[indices]
-        self.on_error = getattr(source, "on_error", "raise")
+        self.on_error: str = getattr(source, "on_error", "raise")
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -115,3 +115,9 @@ def part(source: Source, indices: npt.NDArray[np.int64]) -> Source:
     if isinstance(source, ArraySource):
         return ArraySource(source.images[indices], source.labels[indices], source.classes, source.title)
     return FilePart(source, indices) if hasattr(source, "read") else Part(source, indices)
+
+
+def listed(classes: Sequence[str], most: int = 3) -> str:
+    """The first of some classes, for a message: however many there are and whatever they are called, it stays short."""
+    shown = ", ".join(repr(name if len(name) <= 40 else f"{name[:39]}…") for name in classes[:most])
+    return f"{shown} and {len(classes) - most:,} more" if len(classes) > most else shown

@@ -3,13 +3,16 @@
 from nomax.evaluate import features, fewshot, subset, translation
 from nomax.evaluate.accuracy import Score, classify
 from nomax.evaluate.maps import attention_maps
+from nomax.evaluate.predict import Guess, Prediction, predict
 from nomax.evaluate.rows import HeadRows, row_statistics
 from nomax.evaluate.runs import Run, TextRun, load, load_text
 from nomax.evaluate.subset import LabelMap, subset_accuracy
 
 __all__ = [
+    "Guess",
     "HeadRows",
     "LabelMap",
+    "Prediction",
     "Run",
     "Score",
     "TextRun",
@@ -19,6 +22,7 @@ __all__ = [
     "fewshot",
     "load",
     "load_text",
+    "predict",
     "row_statistics",
     "subset",
     "subset_accuracy",

@@ -9,11 +9,16 @@ from typing import Any
 import torch
 
 from nomax import models, train
+from nomax.data import Source
+from nomax.data import load as load_data
+from nomax.data.images import DataError
 from nomax.data.text import Tokenizer
 from nomax.data.transforms import Evaluation
 from nomax.evaluate.features import WHOLE_BELOW
+from nomax.evaluate.predict import Guess, Picture, predict
 from nomax.models import ReLUFormer, ViT
-from nomax.models.hub import VOCABULARY, vocabulary_digest
+from nomax.models.hub import VOCABULARY, download, vocabulary_digest
+from nomax.models.vit_config import Probabilities
 from nomax.train import TextConfig, VisionConfig
 from nomax.train.phis import slug, spoken
 
@@ -36,12 +41,15 @@ class Run:
 
     @property
     def transform(self) -> Evaluation:
-        """How it wants images in evaluation: as its training says, or else as the paper evaluates."""
+        """How it wants images in evaluation: as the model says, or its training, or else as the paper evaluates."""
         height, width = self.model.config.image
         if height != width:
             raise ValueError(f"{self.name} takes images of {height}×{width} pixels; only square ones can be evaluated.")
+        channels, known = self.model.config.channels, self.model.config.preprocessing
+        if known is not None:
+            return Evaluation(height, known.crop, channels, known.antialias)
         if self.config is None:
-            return Evaluation(height, "small" if height >= WHOLE_BELOW else "resize", self.model.config.channels)
+            return Evaluation(height, "small" if height >= WHOLE_BELOW else "resize", channels)
         chosen = self.config.augment.evaluation()
         # Images of another data set may have another size.
         return replace(chosen, crop="resize") if chosen.crop == "none" else chosen
@@ -54,9 +62,35 @@ class Run:
         return self.config.data
 
     @property
-    def held_out(self) -> float:
-        """The share of that data set's training images that is its test split; 0 where it has one of its own."""
-        return 0.0 if self.config is None else self.config.held_out
+    def probabilities(self) -> Probabilities | None:
+        """What makes probabilities of logits, where the model or its training says it."""
+        return self.model.config.probabilities or (self.config.loss if self.config else None)
+
+    def images(
+        self,
+        split: str = "test",
+        data: str | None = None,
+        on_error: str | None = None,
+        held_out: float | None = None,
+    ) -> Source:
+        """One split of a data set, or of its own; there, the held-out share and broken images are as in its training.
+
+        held_out: the share of the training images that is the test split of data without one.
+        """
+        if data is not None or self.config is None:
+            return load_data(data or self.data, split, on_error=on_error or "raise", held_out=held_out or 0.0)
+        share = self.config.held_out if held_out is None else held_out
+        try:
+            return load_data(self.data, split, on_error=on_error or self.config.on_error, held_out=share)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{self.name} was trained on {self.data}. {error} Or give --data.") from error
+
+    def predict(self, image: Picture, top: int = 5) -> tuple[Guess, ...]:
+        """The most probable classes of an image: a file, or an image of Pillow."""
+        (found,) = predict(self, [image], top)
+        if found.error:
+            raise DataError(found.error)
+        return found.guesses
 
 
 @dataclass(frozen=True)
@@ -105,6 +139,8 @@ def load_any(path: str | Path, device: str | None = None) -> Run | TextRun:
     """Load a run or a saved model of images or of text."""
     folder = Path(path).expanduser()
     name = folder.resolve().name if folder.exists() else str(path)
+    if not folder.exists() and str(path).count("/") == 1 and str(path)[0] not in "./~":
+        folder = download(str(path))
     if (folder / "model.safetensors").is_file():
         model = models.load(str(folder))
         if isinstance(model, ReLUFormer):
@@ -116,11 +152,6 @@ def load_any(path: str | Path, device: str | None = None) -> Run | TextRun:
             return TextRun(name, _moved(text_model, device), tokenizer, text_config)
         model, config = train.load_run(folder)
         return Run(name, _moved(model, device), config)
-    if not folder.exists() and str(path).count("/") == 1 and str(path)[0] not in "./~":
-        model = models.load(str(path))
-        if isinstance(model, ReLUFormer):
-            raise ValueError(f"{path} is a model of text on the hub: download its whole folder, and give that.")
-        return Run(name, _moved(model, device))
     raise FileNotFoundError(f"{path} is neither a run folder nor a saved model: {_instead(folder)}")
 
 

@@ -2,16 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from nomax import data
-from nomax.data import ArraySource, Source
-
-if TYPE_CHECKING:
-    from PIL import Image
+from nomax.data import Source
+from nomax.data.source import part
 
 
 @dataclass(frozen=True)
@@ -75,33 +71,6 @@ def _both(name: str, place: str) -> tuple[Source, Source]:
         odd = sorted(set(train.classes) ^ set(test.classes))[:5]
         raise ValueError(f"{name}: its train and test images have different classes: {', '.join(odd) or 'in order'}.")
     return train, test
-
-
-def part(source: Source, indices: npt.NDArray[np.int64]) -> Source:
-    """Some images of a source, in a given order."""
-    if isinstance(source, ArraySource):  # stays one, because arrays are served in batches
-        return ArraySource(source.images[indices], source.labels[indices], source.classes, source.title)
-    return Part(source, indices)
-
-
-class Part:
-    """Some images of a source, in a given order."""
-
-    def __init__(self, source: Source, indices: npt.NDArray[np.int64]) -> None:
-        self.source, self.indices = source, indices
-        self.classes: Sequence[str] = source.classes
-        self.labels: npt.NDArray[np.int64] = source.labels[indices]
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def image(self, index: int) -> "Image.Image":
-        """The image with this number."""
-        return self.source.image(int(self.indices[index]))
-
-    def name(self, index: int) -> str:
-        """What an error calls this image."""
-        return self.source.name(int(self.indices[index]))
 
 
 def first_of_each(source: Source, classes: int, images: int) -> Source:

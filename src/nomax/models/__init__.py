@@ -6,9 +6,10 @@ from nomax.models.hub import load, save
 from nomax.models.reluformer import ReLUFormer
 from nomax.models.reluformer_config import ReLUFormerConfig
 from nomax.models.vit import ViT
-from nomax.models.vit_config import ViTConfig
+from nomax.models.vit_config import Preprocessing, ViTConfig
 
 __all__ = [
+    "Preprocessing",
     "ReLUFormer",
     "ReLUFormerConfig",
     "ViT",

@@ -1,5 +1,6 @@
 """The values of a config dataclass, checked against its annotations: configs come from files, too."""
 
+import reprlib
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -12,7 +13,7 @@ def check_fields(config: Any) -> None:
         value = getattr(config, name)
         if not _allows(hint, value):
             words = _describe(hint)
-            raise ValueError(f"{name}={value!r} must be {words}.")
+            raise ValueError(f"{name}={reprlib.repr(value)} must be {words}.")
 
 
 def _allows(hint: Any, value: object) -> bool:
@@ -22,6 +23,8 @@ def _allows(hint: Any, value: object) -> bool:
         return value in get_args(hint)
     if get_origin(hint) is tuple:
         parts = get_args(hint)
+        if parts[1:] == (...,):
+            return isinstance(value, tuple) and all(_allows(parts[0], each) for each in value)
         return isinstance(value, tuple) and len(value) == len(parts) and all(map(_allows, parts, value))
     # A bool is not an integer here: 224 is a size, True is a slip.
     return type(value) is hint or (hint is float and type(value) is int)
@@ -33,5 +36,7 @@ def _describe(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return " or ".join(map(repr, get_args(hint)))
     if get_origin(hint) is tuple:
+        if get_args(hint)[1:] == (...,):
+            return f"a list (every entry {_describe(get_args(hint)[0])})"
         return f"({', '.join(map(_describe, get_args(hint)))})"
     return _WORDS.get(hint, getattr(hint, "__name__", str(hint)))

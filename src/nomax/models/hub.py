@@ -1,9 +1,11 @@
 """Models on disk in the layout of the Hugging Face hub: config.json, model.safetensors, and README.md as model card."""
 
 import hashlib
+import html
 import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
@@ -29,6 +31,7 @@ MODELS: dict[str, tuple[type, Any]] = {
 
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 VOCABULARY = "vocabulary.model"  # beside a text model, if whoever trained it put one there
+MOST_NAMES = 20  # classes that the card lists; config.json has all of them
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -76,14 +79,23 @@ def _write_weights(tensors: dict[str, Tensor], path: Path, about: dict[str, str]
             file.write(text.ljust(size))
 
 
-def load(name: str | Path, revision: str | None = None) -> Any:
+def load(
+    name: str | Path,
+    revision: str | None = None,
+    *,
+    token: str | bool | None = None,
+    cache_dir: str | Path | None = None,
+    local_files_only: bool = False,
+) -> Any:
     """Read a model from a folder, or by its id ("owner/name") from the Hugging Face hub; it comes in eval mode.
 
-    revision: the branch, tag or commit to fetch from the hub.
+    revision: the branch, tag or commit to fetch from the hub. token, cache_dir and local_files_only are those of
+    huggingface_hub.snapshot_download.
     """
+    given = {"token": token, "cache_dir": cache_dir, "local_files_only": local_files_only or None}
     folder = Path(name)
     if not folder.is_dir():
-        folder = _download(str(name), revision)
+        folder = download(str(name), revision, **{key: value for key, value in given.items() if value is not None})
     config, model_class = _read_config(folder / CONFIG)
     try:
         tensors = load_file(folder / WEIGHTS)
@@ -156,7 +168,8 @@ def _read_config(path: Path) -> tuple[Any, Any]:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _download(name: str, revision: str | None) -> Path:
+def download(name: str, revision: str | None = None, **options: Any) -> Path:
+    """The folder of a model of the Hugging Face hub, from its cache or fetched now."""
     if not _HUB_ID.fullmatch(name):
         raise FileNotFoundError(f"there is no folder {name!r}, nor is that the id of a model on the hub (owner/name).")
     try:
@@ -166,13 +179,64 @@ def _download(name: str, revision: str | None) -> Path:
             f"there is no folder {name!r}; to fetch a model of that name from the Hugging Face hub: "
             "pip install huggingface_hub"
         ) from None
+    files = [CONFIG, WEIGHTS, CARD, VOCABULARY]
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=[CONFIG, WEIGHTS, CARD, VOCABULARY]))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=files, **options))
     except (OSError, ValueError) as error:  # no network, no such model, no right to it: all of them are OSErrors
-        reason = str(error).strip().partition("\n")[0]
         raise FileNotFoundError(
-            f"there is no folder {name!r}, and no model of that name came from the Hugging Face hub: {reason}"
+            f"there is no folder {name!r}, and no model of that name came from the Hugging Face hub: {_why(error)}"
         ) from error
+
+
+def push(
+    model: nn.Module,
+    name: str,
+    card: Mapping[str, object] | None = None,
+    *,
+    vocabulary: str | Path | None = None,
+    private: bool | None = None,
+    token: str | bool | None = None,
+    revision: str | None = None,
+    commit_message: str = "Upload a model of nomax",
+    create_pr: bool = False,
+) -> str:
+    """Save a model and upload it to the Hugging Face hub as "owner/name", which is made if there is none; its address.
+
+    card: as for `save`. vocabulary: the file that belongs to a model of text. private: of a new one, whether others
+    cannot see it. token: a token of the hub, if not the one that is stored on this machine. revision: the branch.
+    create_pr: propose the change instead of making it.
+    """
+    try:
+        from huggingface_hub import create_branch, create_repo, upload_folder
+    except ImportError:
+        raise ImportError("to push models to the Hugging Face hub: pip install 'nomax[hub]'") from None
+    with tempfile.TemporaryDirectory(prefix="nomax-") as folder:
+        if vocabulary is not None:
+            shutil.copyfile(vocabulary, Path(folder, VOCABULARY))
+        save(model, folder, card)
+        try:
+            place = create_repo(name, private=private, token=token, exist_ok=True).repo_id
+            if revision is not None and not create_pr:
+                create_branch(place, branch=revision, token=token, exist_ok=True)
+            return str(
+                upload_folder(
+                    repo_id=place,
+                    folder_path=folder,
+                    commit_message=commit_message,
+                    create_pr=create_pr,
+                    revision=revision,
+                    token=token,
+                )
+            )
+        except OSError as error:
+            raise ConnectionError(f"{name} was not pushed to the Hugging Face hub: {_why(error)}") from error
+
+
+def _why(error: Exception) -> str:
+    """Why the hub did not serve, in a line."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return "HF_HUB_OFFLINE is set, so only models that were downloaded before can be read. Unset it to go online."
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _card(kind: str, settings: Mapping[str, object], model: nn.Module, card: Mapping[str, object]) -> str:
@@ -182,17 +246,47 @@ def _card(kind: str, settings: Mapping[str, object], model: nn.Module, card: Map
     parameters = sum(parameter.numel() for parameter in model.parameters())
     front = {"library_name": "nomax", "tags": ["nomax", kind, "attention"], "pipeline_tag": _task(model)}
     told = {"φ": f"`{phi}`", "parameters": f"{parameters:,}", **{str(key): value for key, value in card.items()}}
+    if isinstance(model, ViT):
+        told |= _use(model)
     rows = "".join(f"| {_cell(key)} | {_cell(_code(key, value))} |\n" for key, value in told.items())
-    config = "".join(f"| {key} | `{json.dumps(value)}` |\n" for key, value in settings.items())
+    config = "".join(f"| {key} | `{json.dumps(value)}` |\n" for key, value in settings.items() if key != "classes")
     # JSON is YAML, so no value can break out of the header.
     header = "".join(f"{key}: {json.dumps(value)}\n" for key, value in front.items())
-    return (
+    text = (
         f"---\n{header}---\n\n# {title} with φ = `{phi}`\n\n"
         f"Attention weights are `{phi}` of the scores, in the notation of nomax.\n\n"
-        f"| | |\n| --- | --- |\n{rows}\n"
-        "```python\nimport nomax.models\n\n"
-        'model = nomax.models.load("path of this folder, or its id on the hub")\n```\n\n'
+        f"| | |\n| --- | --- |\n{rows}\n{_example(model)}\n"
         f"| config | |\n| --- | --- |\n{config}"
+    )
+    # The name of a class may be that of a folder that is not UTF-8.
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _use(model: ViT) -> dict[str, object]:
+    """What the user of an image classifier has to know."""
+    config = model.config
+    told: dict[str, object] = {}
+    if config.preprocessing is not None:
+        told["images"] = config.preprocessing.spelled(*config.image, config.channels)
+    if config.probabilities is not None:
+        told["probabilities"] = f"the {config.probabilities} of the logits"
+    if config.classes is not None:
+        names = ", ".join(f"{label}: {html.escape(name)}" for label, name in enumerate(config.classes[:MOST_NAMES]))
+        more = len(config.classes) - MOST_NAMES
+        told["classes"] = f"{names}, and {more:,} more in {CONFIG}" if more > 0 else names
+    return told
+
+
+def _example(model: nn.Module) -> str:
+    """How to load the model and, if it is a classifier of images, what it says about one."""
+    place = '"path of this folder, or its id on the hub"'
+    if not (isinstance(model, ViT) and model.head is not None):
+        return f"```python\nimport nomax.models\n\nmodel = nomax.models.load({place})\n```\n"
+    return (
+        "```console\n$ nomax predict FOLDER photo.jpg\n```\n\n"
+        f"```python\nfrom nomax import evaluate\n\nrun = evaluate.load({place})\n"
+        'for guess in run.predict("photo.jpg"):\n    print(f"{guess.probability:.1%} {guess.name}")\n```\n\n'
+        "`run.model` is the model: a module that maps images [batch, channels, height, width] to logits.\n"
     )
 
 

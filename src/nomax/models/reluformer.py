@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nomax.models.pretrained import Pretrained
 from nomax.models.reluformer_config import ReLUFormerConfig
 from nomax.nn import Attention, KeyValueCache, Memory, Penalties, penalties
 from nomax.nn.linear import linear
@@ -119,7 +120,7 @@ class Layer(nn.Module):
         return x + self.dropout(part(norm(x)))
 
 
-class ReLUFormer(nn.Module):
+class ReLUFormer(Pretrained):
     """A transformer for text: ReLUFormer(vocabulary=8000, dim=256), with the fields of ReLUFormerConfig as arguments.
 
     Tokens are [B, length] integers. A target begins with the token `begin`, and what follows is what logits predict.

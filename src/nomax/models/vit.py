@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nomax.models.pretrained import Pretrained
 from nomax.models.vit_config import ViTConfig
 from nomax.nn import Attention, Linear
 from nomax.nn.linear import linear
@@ -73,7 +74,7 @@ class Block(nn.Module):
         return note(f"{name}/+mlp", x + self.dropout(note(f"{name}/mlp", self.mlp(self.mlp_norm(x)))))
 
 
-class ViT(nn.Module):
+class ViT(Pretrained):
     """A vision transformer: ViT("S/16", num_classes=1000, phi="relu/L"), with the fields of ViTConfig as arguments.
 
     Images are [B, C, height, width] with values from -1 to 1.

@@ -2,7 +2,7 @@
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple
 
@@ -41,6 +41,42 @@ Position = Literal["learn", "sincos2d"]
 Pool = Literal["gap", "tok"]
 Norm = Literal["tokens", "pooled"]
 Gelu = Literal["tanh", "exact"]
+Crop = Literal["small", "square", "resize", "none"]
+Probabilities = Literal["sigmoid", "softmax"]
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What evaluation does to an image before the model sees it, besides bringing it to the model's size and channels.
+
+    `crop` and `antialias` are those of nomax.data.transforms.Evaluation.
+    """
+
+    crop: Crop = "small"
+    antialias: bool = True
+    range: tuple[float, float] = (-1.0, 1.0)  # of the values, from black to white
+
+    def __post_init__(self) -> None:
+        if isinstance(self.range, list | tuple):
+            object.__setattr__(self, "range", tuple(self.range))
+        check_fields(self)
+        if self.range != (-1, 1):
+            raise ValueError(f"range={self.range!r}: nomax prepares images with values from -1 to 1 only.")
+
+    def spelled(self, height: int, width: int, channels: int) -> str:
+        """The whole of it in words."""
+        size, larger = f"{height}×{width} pixels", f"{round(min(height, width) * 256 / 224)} pixels"
+        steps = {
+            "small": f"the shorter side resized to {larger}, the aspect kept; the central {size}",
+            "square": f"both sides resized to {larger}; the central {size}",
+            "resize": f"the whole image resized to {size}, its aspect not kept",
+            "none": f"images of {size} as they are",
+        }
+        exact = "" if self.antialias or self.crop in ("small", "none") else " (bilinear without antialiasing)"
+        colours = {1: "grey", 3: "RGB"}.get(channels, f"{channels} channels")
+        return (
+            f"{steps[self.crop]}{exact}; {colours}, values from {self.range[0]:g} (black) to {self.range[1]:g} (white)"
+        )
 
 
 @dataclass(frozen=True)
@@ -65,9 +101,17 @@ class ViTConfig:
     dropout: float = 0.0  # of the embedded patches and of what each block adds
     class_token: bool | None = None  # None: only where pool="tok" needs it
     norm: Norm = "tokens"  # the last LayerNorm is of the tokens, or (timm's fc_norm) of what was pooled from them
+    # What its user has to know; None where nobody said it.
+    classes: tuple[str, ...] | None = field(default=None, repr=False)  # the names of the head's outputs, in order
+    probabilities: Probabilities | None = None  # what makes them of logits: the function of the loss in training
+    preprocessing: Preprocessing | None = None
 
     def __post_init__(self) -> None:
         normal: dict[str, Any] = {"phi": str(Phi.parse(self.phi))}
+        if isinstance(self.classes, list | tuple):
+            normal["classes"] = tuple(self.classes)
+        if isinstance(self.preprocessing, dict):
+            normal["preprocessing"] = _preprocessing(self.preprocessing)
         if isinstance(self.image_size, list | tuple):  # a pair is a list in JSON, and one number where it is a square
             pair = tuple(self.image_size)
             normal["image_size"] = pair[0] if len(pair) == 2 and pair[0] == pair[1] else pair
@@ -77,6 +121,11 @@ class ViTConfig:
         for name, least in (("num_classes", 0), ("channels", 1), ("rep_size", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be at least {least}.")
+        if self.classes is not None and len(self.classes) != self.num_classes:
+            raise ValueError(
+                f"classes has {len(self.classes):,} names for num_classes={self.num_classes:,}: give each class one "
+                "name, or classes=None."
+            )
         if not 0 <= self.dropout <= 1:
             raise ValueError(f"dropout={self.dropout!r} must be a probability, from 0 to 1.")
         if self.pool == "tok" and self.class_token is False:
@@ -116,6 +165,13 @@ class ViTConfig:
     def tokens(self) -> int:
         """L, the length of the sequence."""
         return math.prod(self.grid) + self.has_class_token
+
+
+def _preprocessing(given: dict[str, Any]) -> Preprocessing:
+    known = [field.name for field in fields(Preprocessing)]
+    if unknown := [key for key in given if key not in known]:
+        raise ValueError(f"preprocessing has unknown keys: {', '.join(unknown)}; known are {', '.join(known)}.")
+    return Preprocessing(**given)
 
 
 def _parse(variant: str) -> tuple[str, int]:

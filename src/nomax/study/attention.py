@@ -11,9 +11,9 @@ import torch
 
 from nomax import data
 from nomax.data.batches import evaluation_batches
+from nomax.data.source import part
 from nomax.evaluate import Run as Trained
 from nomax.evaluate import attention_maps, load, maps_figure, row_statistics
-from nomax.evaluate.sources import part
 from nomax.phi import SOFTMAX
 from nomax.study.row import ImageRow
 from nomax.study.store import Store
@@ -61,7 +61,7 @@ def maps(rows: Sequence[ImageRow], store: Store) -> bytes:
 
 def _images(trained: Trained, row: ImageRow, number: int) -> list[torch.Tensor]:
     """So many test images as the model sees them, from the first on, spread evenly."""
-    source = data.load(row.data, "test")
+    source = data.load(row.data, "test", on_error=trained.config.on_error if trained.config else "raise")
     places = np.linspace(INDEX, len(source) - 1, number).round().astype(np.int64)
     with evaluation_batches(part(source, places), trained.transform, 8) as batches:
         return [image for batch, _ in batches for image in batch]

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 
 from nomax import data
+from nomax.data.source import part
 from nomax.evaluate import Run as Trained
 from nomax.evaluate import classify, fewshot, load, subset
 from nomax.evaluate.features import features
-from nomax.evaluate.sources import part, probe_sets
+from nomax.evaluate.sources import probe_sets
 from nomax.study.image_run import ImageRun
 from nomax.train.stop import Stop
 
@@ -45,7 +46,9 @@ def ten_shot(trained: Trained, name: str, test_images: int = 0) -> float:
 
 
 def _subset_accuracy(run: ImageRun, trained: Trained) -> float | None:
-    source = _some(data.load(run.config.data, "test", held_out=run.config.held_out), run.config.test_images)
+    config = run.config
+    test = data.load(config.data, "test", on_error=config.on_error, held_out=config.held_out)
+    source = _some(test, config.test_images)
     labels = subset.named(run.subset or "", source.classes)
     score = classify(trained.model, source, trained.transform, labels)[1]
     return score.accuracy if score is not None and score.images else None

@@ -33,7 +33,8 @@ def aside(path: Path) -> Iterator[IO[bytes]]:
 def write(path: Path, content: str | bytes) -> None:
     """Write a file that is complete or not there."""
     with aside(path) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+        # What is not UTF-8, such as parts of paths, is spelled as JSON spells it.
+        file.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
 
 
 def read_json(path: Path, advice: str) -> Any:

@@ -69,7 +69,11 @@ class _Vision:
         return "train vit"
 
     def task(self, config: VisionConfig, folder: Path, world: World) -> VisionTask:
-        return VisionTask(config, *vision.load(config.data, config.on_error, config.held_out))
+        train, test = vision.load(config.data, config.on_error, config.held_out)
+        run.check(folder, config, classes=train.classes)
+        if world.leads:
+            run.note(folder, classes=list(train.classes))
+        return VisionTask(config, train, test)
 
     def result(self, config: VisionConfig, outcome: Outcome) -> dict[str, Any]:
         speed = round(outcome.step * config.batch_size / outcome.seconds, 1)
@@ -98,11 +102,12 @@ class _Vision:
             "accuracy": f"{result['test_accuracy']:.2%} on the test split",
             "command": command,
         }
-        _save(models.ViT.from_config(config.model), weights, folder, card)
+        _save(models.ViT.from_config(vision.described(config, run.classes(folder))), weights, folder, card)
 
     def advice(self, config: VisionConfig, folders: list[Path]) -> str:
         names = shlex.join(map(str, folders))
-        return f"nomax probe {names} (few-shot accuracy), or nomax.train.load_run({str(folders[0])!r})"
+        predict = f"nomax predict {shlex.quote(str(folders[0]))} IMAGE (what it shows)"
+        return f"{predict}, nomax probe {names} (few-shot accuracy), or nomax.train.load_run({str(folders[0])!r})"
 
 
 class _Text:
@@ -118,7 +123,7 @@ class _Text:
         run.check(folder, config, text)
         tokenizer = text_data.vocabulary(config, folder)
         if world.leads:
-            run.note_text(folder, text)
+            run.note(folder, text=text)
             if not (folder / VOCABULARY).exists():
                 tokenizer.save(folder / VOCABULARY)
         train = text_data.stages(config, corpora["train"], tokenizer)

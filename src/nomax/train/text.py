@@ -15,7 +15,7 @@ from nomax.data.text import Example, Tokenizer, TokenOrder
 from nomax.data.text.batches import TextBatch, batches, evaluation_batches
 from nomax.models import ReLUFormer
 from nomax.models.hub import VOCABULARY, vocabulary_digest
-from nomax.train import checkpoints, loop_config, text_data
+from nomax.train import checkpoints, run, text_data
 from nomax.train.losses import smoothed
 from nomax.train.text_config import TextConfig
 
@@ -125,7 +125,7 @@ def load_text_run(folder: str | Path) -> tuple[ReLUFormer, Tokenizer, TextConfig
         raise FileNotFoundError(
             f"{folder} is not the folder of a run: it has no config.json (nomax train translate --out)."
         )
-    config = loop_config.read(folder / "config.json", TextConfig)
+    config = run.read(folder, TextConfig)
     if not (folder / VOCABULARY).exists():
         raise FileNotFoundError(f"{folder} has no {VOCABULARY}: without its vocabulary a model says nothing.")
     tokenizer = text_data.vocabulary(config, folder)

@@ -1,7 +1,8 @@
 """Image classification as a task for the loop, and finished runs as models."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,8 @@ from nomax.data.images import DataError
 from nomax.data.order import Order
 from nomax.data.shards import ShardSource
 from nomax.data.source import part
-from nomax.models import ViT
-from nomax.train import checkpoints, loop_config
+from nomax.models import Preprocessing, ViT, ViTConfig
+from nomax.train import checkpoints, run
 from nomax.train.config import VisionConfig
 from nomax.train.losses import LOSSES
 
@@ -113,18 +114,30 @@ def load(name: str, on_error: str = "raise", held_out: float = 0.0) -> tuple[dat
     return train, test
 
 
+def described(config: VisionConfig, classes: Sequence[str] | None) -> ViTConfig:
+    """The model of a run with what its user has to know: the names of its classes, and how it is evaluated."""
+    shown = config.augment.evaluation()
+    crop = "resize" if shown.crop == "none" else shown.crop  # the same for images of the right size
+    return replace(
+        config.model,
+        classes=None if classes is None else tuple(classes),
+        probabilities=config.loss,
+        preprocessing=Preprocessing(crop, shown.antialias),
+    )
+
+
 def load_run(folder: str | Path) -> tuple[ViT, VisionConfig]:
     """The model of a run, in eval mode, and its configuration: the finished model, or that of the newest checkpoint."""
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder} is not the folder of a run: it has no config.json (nomax train vit --out).")
-    config = loop_config.read(folder / "config.json", VisionConfig)
+    config = run.read(folder, VisionConfig)
     if (folder / "model" / "config.json").is_file():  # written after the weights
         return models.load(folder / "model"), config
     state = checkpoints.newest(folder / "checkpoints")
     if state is None:
         raise FileNotFoundError(f"{folder} holds neither a model nor a checkpoint yet.")
-    model = ViT.from_config(config.model)
+    model = ViT.from_config(described(config, run.classes(folder)))
     place = folder / "checkpoints" / checkpoints.name(state["step"])
     models.hub.fill(model, state.get("average") or state["model"], str(place))
     return model.eval(), config

@@ -143,5 +143,5 @@ def _jobs(options: Options) -> list[command.Job]:
     train, _ = load(options.data, options.on_error, options.held_out or 0.0)
     jobs: list[command.Job] = [(configure(options, phi, train), folder) for phi, folder in places]
     for config, folder in jobs:
-        run_folder.check(folder, config)
+        run_folder.check(folder, config, classes=train.classes)
     return jobs

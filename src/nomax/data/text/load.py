@@ -68,8 +68,13 @@ def paths(given: Paths) -> list[str]:
     """A name or path, or the two paths of a pair of files."""
     if isinstance(given, str | os.PathLike):
         text = os.fspath(given)
+        if text in TEXTS or Path(text).expanduser().exists():
+            return [text]
         parts = text.split(",")
-        return parts if len(parts) == 2 and text not in TEXTS and not Path(text).exists() else [text]
+        # A path may have commas itself: then it is cut where both sides are files.
+        pairs = [[",".join(parts[:place]), ",".join(parts[place:])] for place in range(1, len(parts))]
+        files = [pair for pair in pairs if all(Path(path).expanduser().is_file() for path in pair)]
+        return (files or [parts if len(parts) == 2 else [text]])[0]
     found = [os.fspath(path) for path in given]
     if len(found) not in (1, 2):
         raise ValueError(

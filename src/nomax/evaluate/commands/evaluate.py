@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
 
-from nomax import data
 from nomax.console import Console, Progress, Table
-from nomax.evaluate.accuracy import Score, classify
+from nomax.evaluate.accuracy import Match, Score, classify, match_classes
 from nomax.evaluate.commands import evaluate_text, terminal
 from nomax.evaluate.runs import Run, TextRun, load_mixed
 from nomax.evaluate.sources import first_of_each
@@ -36,6 +35,11 @@ class Options:
     """Which part of the data set. Text files have no parts: if --data names some, all of them."""
     held_out: float | None = None
     """With --data of images: the share that is held out as test split, as in `nomax train vit`. A run knows its own."""
+    match_classes: Match = "name"
+    """How classes of --data are found among the model's: by name, which is an error where names differ, or in their
+    order, whatever they are called."""
+    on_error: Literal["raise", "skip"] | None = None
+    """Stop at a broken image, or leave it out; if not given, as the run was trained for its own data, else raise."""
     subset: str | None = None
     """imagenet1k (of 21,843 classes), icons (with at least 30 drawings), or a file: one column or class per line."""
     beams: int = 4
@@ -70,7 +74,7 @@ def run(options: Options) -> int:
     if found:
         console.print(_table(options, found))
         for note in dict.fromkeys(entry["note"] for entry in found if entry["note"]):
-            console.print(note)
+            console.print(note, markup=False, highlight=False, soft_wrap=True)
     evaluate_text.show(read, options.smoke, console)
     found += read
     return terminal.output("evaluate", options.output, {"smoke": options.smoke, "results": found}, console)
@@ -78,22 +82,24 @@ def run(options: Options) -> int:
 
 def _evaluate(options: Options, one: Run, progress: Progress) -> dict[str, Any]:
     place = options.data or one.data
-    own = one.held_out if options.data is None else 0.0
-    source = data.load(place, options.split, held_out=own if options.held_out is None else options.held_out)
-    subset = None if options.subset is None else named(options.subset, source.classes)
+    source = one.images(options.split, options.data, options.on_error, options.held_out)
+    subset = None if options.subset is None else named(options.subset, one.model.config.classes or source.classes)
+    note = match_classes(one.model, source, subset, options.match_classes).note
     source = first_of_each(source, 3, 2) if options.smoke else source
     scores = classify(
         one.model,
         source,
         one.transform,
         subset,
+        match=options.match_classes,
         batch_size=options.batch_size,
         workers=options.workers,
         report=terminal.advancing(progress, one.title, len(source)),
     )
     plain = {name: _plain(score) for name, score in zip(("accuracy", "subset_accuracy"), scores, strict=True)}
     about = {"run": one.title, "phi": one.model.config.phi, "data": place, "split": options.split}
-    return about | {"subset": options.subset, "note": _note(subset)} | plain
+    notes = [text for text in (note and f"{one.title}: {note}", _note(subset)) if text]
+    return about | {"subset": options.subset, "note": "\n".join(notes)} | plain
 
 
 def _plain(score: Score | None) -> dict[str, Any] | None:

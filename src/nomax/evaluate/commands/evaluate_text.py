@@ -96,7 +96,10 @@ def _corpus(options: "Options", run: TextRun) -> tuple[Corpus, str]:
         files = "FILE,FILE" if run.translates else "FILE"
         raise ValueError(f"{run.name} was trained on {config.data}, which has no test split: give --data {files}.")
     else:
-        corpus = text_data.of_run(config, split)
+        try:
+            corpus = text_data.of_run(config, split)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{run.name} was trained on {config.data}. {error} Or give --data.") from error
     if options.smoke:
         first = corpus.documents[0]
         corpus = Corpus((Document(first.name, first.pairs[:4]),), corpus.languages, corpus.title)

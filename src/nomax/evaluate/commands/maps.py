@@ -9,15 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nomax import data
 from nomax.console import Console
 from nomax.data import Source, images
 from nomax.data.batches import evaluation_batches
+from nomax.data.source import part
 from nomax.evaluate import figures, maps_figure
 from nomax.evaluate.commands import terminal
 from nomax.evaluate.maps import Query, attention_maps
 from nomax.evaluate.runs import Run, load_all
-from nomax.evaluate.sources import part
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -75,7 +74,7 @@ def run(options: Options) -> int:
 
 def _source(options: Options, first: Run) -> tuple[Source, int]:
     if options.image is None:
-        source = data.load(options.data or first.data, "test", held_out=0.0 if options.data else first.held_out)
+        source = first.images("test", options.data)
         if not 0 <= options.index < len(source):
             raise ValueError(f"--index {options.index}: the test split has the images 0 to {len(source) - 1}.")
         return source, options.index
@@ -110,7 +109,9 @@ def _check(name: str, wanted: Sequence[int], number: int, one: Run) -> None:
 def _shown(source: Source, index: int, one: Run) -> Tensor:
     """The image as the model sees it, [C, height, width]."""
     with evaluation_batches(part(source, np.array([index])), one.transform, 1) as batches:
-        return next(batches)[0][0]
+        for images, _ in batches:
+            return images[0]
+    raise ValueError(f"{source.name(index)} is a broken image: choose another one with --index.")
 
 
 def _title(options: Options, runs: Sequence[Run]) -> str:

@@ -9,11 +9,12 @@ from rich.box import SIMPLE_HEAD
 
 from nomax.console import Console, Progress, Table
 from nomax.data import Source
+from nomax.data.source import part
 from nomax.evaluate import fewshot
 from nomax.evaluate.commands import terminal
 from nomax.evaluate.features import features
 from nomax.evaluate.runs import Run, load_all
-from nomax.evaluate.sources import first_of_each, part, probe_sets
+from nomax.evaluate.sources import first_of_each, probe_sets
 
 
 @dataclass(frozen=True)

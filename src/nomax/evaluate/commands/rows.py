@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 from rich.box import SIMPLE_HEAD
 
-from nomax import data
 from nomax.console import Console, Progress, Table
 from nomax.data.batches import evaluation_batches
+from nomax.data.source import part
 from nomax.evaluate import rows_figure
 from nomax.evaluate.commands import terminal
 from nomax.evaluate.rows import HeadRows, row_statistics
 from nomax.evaluate.runs import Run, load_all
-from nomax.evaluate.sources import part
 
 COLUMNS = {
     "mean weight × L": "row_sum",
@@ -74,7 +73,7 @@ def run(options: Options) -> int:
 
 
 def _measure(one: Run, options: Options, progress: Progress) -> list[HeadRows]:
-    source = data.load(options.data or one.data, "test", held_out=0.0 if options.data else one.held_out)
+    source = one.images("test", options.data)
     number = min(2 if options.smoke else options.images, len(source))
     chosen = part(source, np.linspace(0, len(source) - 1, number).round().astype(np.int64))
     with evaluation_batches(chosen, one.transform, 8) as batches:
