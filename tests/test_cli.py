@@ -1,5 +1,6 @@
 """The command line: what it says when asked, and when something is misspelt."""
 
+import os
 import subprocess
 import sys
 
@@ -59,6 +60,17 @@ def test_output_that_nobody_reads_to_the_end_is_no_error(arguments: str) -> None
     command = f"{sys.executable} -m nomax.cli {arguments} | head -c 1"
     done = subprocess.run(command, shell=True, check=True, capture_output=True, text=True)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("arguments", ["data list", "data list --help", "study list", "--help"])
+def test_output_that_nobody_reads_ends_as_other_programs_end(arguments: str, tmp_path) -> None:
+    """Of tables, which rich prints, too: it would end with 1."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "nomax.cli", *arguments.split()]
+    done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_an_option_that_may_be_left_out_is_a_plain_one(capsys: pytest.CaptureFixture[str]) -> None:

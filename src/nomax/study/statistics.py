@@ -30,6 +30,8 @@ class Interval:
     mean: float
     low: float
     high: float
+    lacking: str = "pairs of runs"
+    """Of what there were fewer than two, where no spread could be seen."""
 
     @property
     def known(self) -> bool:
