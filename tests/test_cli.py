@@ -52,7 +52,7 @@ def test_every_command_explains_its_options(command: str, capsys: pytest.Capture
     out = capsys.readouterr().out
     assert f"usage: nomax {command}" in out
     # What takes long can be tried in seconds.
-    assert ("--smoke" in out) == (not command.startswith(("data", "study ", "report", "translate")))
+    assert ("--smoke" in out) == (not command.startswith(("data", "study ", "report", "translate", "generate")))
 
 
 @pytest.mark.parametrize("arguments", ["--help", "bench attention --help"])

@@ -192,6 +192,7 @@ def _card(kind: str, settings: Mapping[str, object], model: nn.Module, card: Map
         f"| | |\n| --- | --- |\n{rows}\n"
         "```python\nimport nomax.models\n\n"
         'model = nomax.models.load("path of this folder, or its id on the hub")\n```\n\n'
+        f"{_usage(model)}"
         f"| config | |\n| --- | --- |\n{config}"
     )
 
@@ -201,6 +202,14 @@ def _task(model: nn.Module) -> str:
     if isinstance(model, ReLUFormer):
         return "translation" if model.config.encoder_layers else "text-generation"
     return "image-classification"
+
+
+def _usage(model: nn.Module) -> str:
+    """A command that puts a model of text to use."""
+    if not isinstance(model, ReLUFormer):
+        return ""
+    command = "translate FOLDER < in.txt" if model.config.encoder_layers else 'generate FOLDER "How the text begins"'
+    return f"```console\n$ nomax {command}\n```\n\n"
 
 
 def _code(key: str, value: object) -> str:

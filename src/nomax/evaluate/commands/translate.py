@@ -86,7 +86,10 @@ def _reads_standard_input(options: Options) -> str:
 
 def _stream(options: Options, one: TextRun) -> Stream:
     if not one.translates:
-        raise ValueError(f"{options.run} is a language model: it has no encoder, so it does not translate.")
+        raise ValueError(
+            f"{options.run} is a language model: it has no encoder, so it does not translate. To continue a text: "
+            f'nomax generate {shlex.quote(options.run)} "How it begins"'
+        )
     if options.documents and one.known and not one.config.documents:
         raise ValueError(
             f"{options.run} was trained on single segments: leave out --documents, or train with --documents N."
