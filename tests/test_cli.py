@@ -1,5 +1,6 @@
 """The command line: what it says when asked, and when something is misspelt."""
 
+import os
 import re
 import subprocess
 import sys
@@ -52,7 +53,9 @@ def test_every_command_explains_its_options(command: str, capsys: pytest.Capture
     out = capsys.readouterr().out
     assert f"usage: nomax {command}" in out
     # What takes long can be tried in seconds.
-    assert ("--smoke" in out) == (not command.startswith(("data", "study ", "report", "translate", "predict")))
+    assert ("--smoke" in out) == (
+        not command.startswith(("data", "study ", "report", "translate", "predict", "generate"))
+    )
 
 
 @pytest.mark.parametrize("arguments", ["--help", "bench attention --help"])
@@ -91,6 +94,17 @@ def test_help_shows_the_values_of_the_recipe(
     found = shown(command, capsys)
     assert {name: found.get(f"--{name}") for name in defaults} == defaults
     assert found["--batch-size"] != "None"
+
+
+@pytest.mark.parametrize("arguments", ["data list", "data list --help", "study list", "--help"])
+def test_output_that_nobody_reads_ends_as_other_programs_end(arguments: str, tmp_path) -> None:
+    """Of tables, which rich prints, too: it would end with 1."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "nomax.cli", *arguments.split()]
+    done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_an_option_that_may_be_left_out_is_a_plain_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -325,6 +325,35 @@ def test_the_command_fetches_and_says_what_it_got(client, tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize(
+    ("folder", "reason"),
+    [("/proc/nomax", "No such file"), ("a file", "Not a directory"), ("a file/below", ""), ("~nobody-here/x", "home")],
+)
+def test_a_place_that_cannot_hold_data_sets_is_named_with_its_variable(
+    folder: str, reason: str, tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a file").write_text("")
+    monkeypatch.setenv("NOMAX_DATA", folder)
+    assert main(["data", "get", "mnist"]) == 2
+    told = capsys.readouterr().err
+    assert f"data sets cannot be kept in {folder}, which the environment variable NOMAX_DATA ({folder}) names" in told
+    assert reason in told
+    assert "Set NOMAX_DATA to a folder that you can write to, or unset it" in told
+    assert "Errno" not in told
+    assert told.startswith("nomax data get: ")
+    assert main(["data", "list"]) in (0, 2)
+
+
+def test_without_the_variable_the_usual_place_is_named(tmp_path, monkeypatch, capsys) -> None:
+    (tmp_path / ".cache").write_text("")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("NOMAX_DATA", raising=False)
+    assert main(["data", "get", "mnist"]) == 2
+    told = capsys.readouterr().err
+    assert f"cannot be kept in {tmp_path}/.cache/nomax/data: Not a directory. Set NOMAX_DATA to a folder" in told
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["mnits"], "Did you mean mnist?"),

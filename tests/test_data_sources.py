@@ -182,6 +182,16 @@ def test_the_info_command_explains_a_slip(asked: str, message: str, capsys) -> N
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["data info", "train vit --out run --data"])
+def test_a_file_is_told_what_data_is(command: str, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.en").write_text("a house\n")
+    assert main([*command.split(), "train.en"]) == 2
+    told = capsys.readouterr().err
+    assert "train.en is a file" in told
+    assert "FILE,FILE" in told
+
+
 def test_the_list_command_shows_every_name(capsys, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("NOMAX_DATA", str(tmp_path))
     assert main(["data", "list"]) == 0

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nomax.models import ReLUFormer
-from nomax.models.search import sample
+from nomax.models.search import sample, stream
 
 
 def made(**changes: object) -> ReLUFormer:
@@ -55,6 +55,35 @@ def test_tokens_come_as_often_as_the_model_says(temperature: float, top_k: int |
         assert abs(times - count * p) <= 4.5 * math.sqrt(count * p * (1 - p))
 
 
+@pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(1.0, None, 0.5), (2.0, None, 0.9), (0.7, 5, 0.6)])
+def test_top_p_leaves_the_likeliest_tokens_that_reach_it_together(
+    temperature: float, top_k: int | None, top_p: float
+) -> None:
+    model, count = made(), 20_000
+    texts = sample(model, PROMPT[:1].expand(count, -1), 1, temperature=temperature, top_k=top_k, top_p=top_p)
+    logits = model(torch.tensor([[1, *PROMPT[0].tolist()]]))[0, -1].tolist()
+    ranked = sorted(range(2, 9), key=lambda token: -logits[token])[:top_k]
+    weights = [math.exp(logits[token] / temperature) for token in ranked]
+    kept: dict[int, float] = {}
+    for token, weight in zip(ranked, weights, strict=True):
+        if sum(kept.values()) / sum(weights) < top_p:
+            kept[token] = weight
+    assert 1 < len(kept) < len(ranked)
+    for token in range(9):
+        p = kept.get(token, 0) / sum(kept.values())
+        times = sum(text == [token] for text in texts) if token != 2 else texts.count([])
+        assert abs(times - count * p) <= 4.5 * math.sqrt(count * p * (1 - p))
+
+
+def test_the_stream_is_the_sample_token_by_token() -> None:
+    model = made().train()
+    steps = [step.tolist() for step in stream(model, PROMPT, 20, seed=4)]
+    texts = [[token for token in text if token] for text in zip(*steps, strict=True)]
+    assert texts == sample(model, PROMPT, 20, seed=4)
+    assert model.training
+    assert len(set(map(len, texts))) == 2  # one has come to its end before the other
+
+
 def test_a_seed_gives_its_text_again_and_another_seed_another() -> None:
     model = made()
     one, again, other = (sample(model, PROMPT, 20, seed=seed) for seed in (1, 1, 2))
@@ -91,6 +120,7 @@ def test_a_broken_model_is_told(settings: dict[str, float]) -> None:
         ({"temperature": -1}, "temperature=-1 must be from 1e-06 to 1e\\+06, or 0"),
         ({"temperature": math.inf}, "temperature=inf must be"),
         ({"top_k": 0}, "top_k=0 must be at least 1"),
+        ({"top_p": 0}, "top_p=0 must be more than 0 and at most 1"),
         ({"prompt": PROMPT.float()}, "prompt must be .* token ids, got torch.float32"),
         ({"model": made(encoder_layers=1)}, "this model translates: use search"),
     ],

@@ -14,7 +14,8 @@ from nomax.study import gate_cost, initial
 from nomax.study.row import Row
 from nomax.study.scores import over_settings
 from nomax.study.statistics import chosen_elsewhere
-from nomax.study.verdict import Verdict, above
+from nomax.study.studies.alpha import growth_with_length
+from nomax.study.verdict import Verdict, above, points
 
 Accuracy = Callable[[Row], float]
 
@@ -125,6 +126,19 @@ def test_two_names_of_nearly_one_function_are_one_winner() -> None:
     verdict = judge("W-h", "alpha", rows)
     assert verdict.verdict == "contradicted"
     assert "the next of another kind " in verdict.sentence
+
+
+def test_a_verdict_without_an_interval_says_of_what_there_is_too_little() -> None:
+    """Two seeds of one setting: W-alpha's interval is over settings."""
+    rows = [row for row in results("alpha", peak(1)) if row.activation in ("relu", "softmax")]
+    shortest = min(row.tokens for row in rows)
+    rows = [row for row in rows if row.tokens == shortest and row.seed < 2]
+    sentence = judge("W-alpha", "alpha", rows).sentence
+    assert "(no interval: fewer than two settings) (1 setting, 2 pairs, seeds 0, 1; the interval is" in sentence
+    one_seed = judge("W-identity", "alpha", [row for row in results("alpha", peak(1)) if row.seed == 0]).sentence
+    assert "(no interval: fewer than two pairs of runs)" in one_seed
+    cells = {("relu", 16): [0.1, 0.2], ("gelu", 64): [0.1, 0.2]}
+    assert "fewer than two lengths of one h" in points(growth_with_length(cells))
 
 
 def test_noise_alone_does_not_decide_where_the_best_alpha_is() -> None:

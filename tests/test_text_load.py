@@ -105,6 +105,21 @@ def test_a_line_that_is_not_json_is_named(line: str, message: str, tmp_path) -> 
         text.load(tmp_path / "books.jsonl")
 
 
+def test_one_of_two_text_files_is_told_to_come_with_the_other(tmp_path) -> None:
+    (tmp_path / "train.en").write_text("a house\n")
+    message = rf"one side of a translation.* as FILE,FILE: {tmp_path}/train\.en,"
+    with pytest.raises(ValueError, match=f"{message}FILE$"):
+        text.load(tmp_path / "train.en")
+    (tmp_path / "train.es").write_text("una casa\n")
+    with pytest.raises(ValueError, match=rf"{message}{tmp_path}/train\.es$"):
+        text.load(tmp_path / "train.en")
+    assert len(text.load(f"{tmp_path}/train.en,{tmp_path}/train.es")) == 1
+    (tmp_path / "documents").write_text('\n{"en": ["a house"], "es": ["una casa"]}\n')
+    assert len(text.load(tmp_path / "documents")) == 1  # JSONL, whatever it is called
+    with pytest.raises(FileNotFoundError, match="two are needed, FILE,FILE"):
+        text.load("a,b,c")
+
+
 def test_a_document_without_a_name_gets_that_of_its_line(tmp_path) -> None:
     write_jsonl(tmp_path / "books.jsonl", {**RUTH, "name": None}, {**RUTH, "name": 7})
     assert [document.name for document in text.load(tmp_path / "books.jsonl").documents] == ["books 1", "7"]

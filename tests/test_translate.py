@@ -73,6 +73,21 @@ def test_lines_come_out_in_their_order_and_number_and_empty_ones_stay_empty(fold
     assert lines[4] == lines[-1] != lines[0]
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("the cat",), "not arguments: echo 'the cat' | nomax translate 'my run'"),
+        (("the", "cat"), "not arguments: echo 'the cat' | nomax translate 'my run'"),
+        (("in 1.txt",), "it reads standard input: nomax translate 'my run' < 'in 1.txt'"),
+    ],
+)
+def test_text_as_an_argument_is_told_to_come_from_standard_input(words, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("in 1.txt").write_text("the cat\n")
+    assert cli.main(["translate", "my run", *words]) == 2
+    assert told in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_line_is_translated_as_soon_as_it_is_there_until_nobody_reads_on(folder):
     code = f"import sys; from nomax import cli; {COMMAND}; sys.exit(cli.main(sys.argv[1:]))"

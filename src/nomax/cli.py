@@ -20,6 +20,7 @@ COMMANDS = {
     "evaluate": ("nomax.evaluate.commands.evaluate", "accuracy of image models, BLEU of translations, perplexity"),
     "predict": ("nomax.evaluate.commands.predict", "what a trained image model says about image files"),
     "translate": ("nomax.evaluate.commands.translate", "translate lines or documents from standard input"),
+    "generate": ("nomax.evaluate.commands.generate", "continue texts with a language model"),
     "probe": ("nomax.evaluate.commands.probe", "few-shot linear probes of trained models on other data sets"),
     "rows": ("nomax.evaluate.commands.rows", "statistics of attention weights by layer and head: a table and a plot"),
     "maps": ("nomax.evaluate.commands.maps", "a picture of where models look, side by side"),

@@ -23,6 +23,13 @@ class Console(console.Console):
         if not self.is_terminal and "width" not in settings and "COLUMNS" not in os.environ:
             self.width = WIDE
 
+    def on_broken_pipe(self) -> None:
+        """End as other programs do when nobody reads on (`| head`): rich would end with 1, as after an error."""
+        try:
+            super().on_broken_pipe()
+        except SystemExit:
+            raise SystemExit(141) from None
+
 
 class Table(table.Table):
     """A table that is wider than the window rather than cut: words stay whole, and so do lines with no_wrap."""
@@ -45,7 +52,8 @@ class TextColumn(progress.TextColumn):
 
 
 class Progress(progress.Progress):
-    """Progress bars: each with its description as it is, then the columns given."""
+    """Progress bars: each with its description as it is, then the columns given. Only terminals show them."""
 
     def __init__(self, *columns: progress.ProgressColumn, console: Console, **settings: Any) -> None:
+        settings = {"disable": not console.is_terminal} | settings
         super().__init__(TextColumn("{task.description}"), *columns, console=console, **settings)

@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from nomax.data.arrays import Job, Report, sha256, silent, write_text
 from nomax.data.clients import ChecksumError, download, verify
-from nomax.data.registry import Entry, Package, TextEntry, cache_folder
+from nomax.data.registry import Entry, Package, TextEntry, cache_folder, make_folder
 
 SPARE_BYTES = 1 << 28
 
@@ -42,7 +42,7 @@ def get(
             f"{folder} is there but holds no prepared data set. Look at it, remove it, and try again."
         )
     check_requirements(entry)
-    root.mkdir(parents=True, exist_ok=True)
+    make_folder(root)
     lock = FileLock(root / f".{entry.name}.lock")
     try:
         lock.acquire(timeout=0)

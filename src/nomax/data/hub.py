@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nomax import _compat
+from nomax.data.registry import make_folder
 from nomax.data.source import Source
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def _construct(kind: Any, name: str, split: str, root: Path) -> Any:
         raise ValueError(
             f"torchvision:{name} has no splits; save it as a folder PATH/train/CLASS/*, PATH/test/CLASS/*."
         )
-    root.mkdir(parents=True, exist_ok=True)
+    make_folder(root)
     refused: Exception | None = None
     for attempt in attempts:
         try:

@@ -70,6 +70,11 @@ def load(
         from nomax.data.folders import FolderSource
 
         return FolderSource(path, split, on_error)
+    if path.is_file():
+        raise ValueError(
+            f"{text} is a file. Images are in a folder (PATH/train/CLASS/*.jpg) or in shards (.tar); text is in JSONL "
+            "documents (.jsonl) or in two files, FILE,FILE."
+        )
     raise FileNotFoundError(_unknown(text))
 
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from errno import EACCES, ENOTDIR
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -102,7 +103,31 @@ class TextEntry(Named):
 def cache_folder() -> Path:
     """Where fetched data sets are kept: the folder in the environment variable NOMAX_DATA, or ~/.cache/nomax/data."""
     chosen = os.environ.get("NOMAX_DATA")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "nomax" / "data"
+    try:
+        return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "nomax" / "data"
+    except RuntimeError as error:  # ~somebody who is not known here, or no home at all
+        raise ValueError(_cannot_keep(chosen or "~/.cache/nomax/data", str(error).rstrip("."))) from error
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder for data sets; an OSError says why there can be none, and what to do."""
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR))
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(EACCES, os.strerror(EACCES))
+    except OSError as error:
+        raise OSError(_cannot_keep(folder, error.strerror or str(error))) from error
+
+
+def _cannot_keep(folder: str | Path, reason: str) -> str:
+    chosen = os.environ.get("NOMAX_DATA")
+    named = f", which the environment variable NOMAX_DATA ({chosen}) names" if chosen else ""
+    return (
+        f"data sets cannot be kept in {folder}{named}: {reason}. Set NOMAX_DATA to a folder that you can write to"
+        + (", or unset it to keep them in ~/.cache/nomax/data." if chosen else ".")
+    )
 
 
 _RENDERED = {"resvg_py": "resvg-py", "PIL": "pillow"}

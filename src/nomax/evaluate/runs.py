@@ -123,7 +123,8 @@ def load(path: str | Path, device: str | None = None) -> Run:
     """Load a run folder, a saved model folder, or a model of the hub ("owner/name"); onto a GPU if there is one."""
     run = load_any(path, device)
     if isinstance(run, TextRun):
-        raise ValueError(f"{path} is a model of text, not of images: nomax evaluate and nomax translate take it.")
+        own = "nomax translate" if run.translates else "nomax generate"
+        raise ValueError(f"{path} is a model of text, not of images: nomax evaluate, nomax rows and {own} take it.")
     return run
 
 
@@ -131,7 +132,7 @@ def load_text(path: str | Path, device: str | None = None) -> TextRun:
     """Load a run folder or a saved model folder of text, onto a GPU if there is one."""
     run = load_any(path, device)
     if isinstance(run, Run):
-        raise ValueError(f"{path} is a model of images, not of text.")
+        raise ValueError(f"{path} is a model of images, not of text: nomax evaluate and nomax probe take it.")
     return run
 
 

@@ -278,10 +278,15 @@ def _use(model: ViT) -> dict[str, object]:
 
 
 def _example(model: nn.Module) -> str:
-    """How to load the model and, if it is a classifier of images, what it says about one."""
+    """How to load the model, and how to put it to use."""
     place = '"path of this folder, or its id on the hub"'
+    if isinstance(model, ReLUFormer):
+        use = "translate FOLDER < in.txt" if model.config.encoder_layers else 'generate FOLDER "How the text begins"'
+        command = f"```console\n$ nomax {use}\n```\n\n"
+    else:
+        command = ""
     if not (isinstance(model, ViT) and model.head is not None):
-        return f"```python\nimport nomax.models\n\nmodel = nomax.models.load({place})\n```\n"
+        return f"{command}```python\nimport nomax.models\n\nmodel = nomax.models.load({place})\n```\n"
     return (
         "```console\n$ nomax predict FOLDER photo.jpg\n```\n\n"
         f"```python\nfrom nomax import evaluate\n\nrun = evaluate.load({place})\n"

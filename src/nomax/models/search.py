@@ -164,7 +164,6 @@ class _Search:
         return torch.as_tensor(((5 + length) / 6) ** self.length_penalty, device=self.forbidden.device)
 
 
-@torch.inference_mode()
 def sample(
     model: ReLUFormer,
     prompt: Tensor,
@@ -172,6 +171,7 @@ def sample(
     *,
     temperature: float = 1.0,
     top_k: int | None = None,
+    top_p: float | None = None,
     seed: int = 0,
 ) -> list[list[int]]:
     """Continue each text of prompt [B, T] by at most max_new tokens, and return what was added, up to `end`.
@@ -180,30 +180,51 @@ def sample(
 
     temperature: logits are divided by it, from 1e-6 to 1e6; 0 takes the likeliest token.
     top_k: take only one of so many likeliest tokens.
+    top_p: take only one of the likeliest tokens that have at least this probability together.
     seed: the same seed gives the same texts.
     """
+    steps = stream(model, prompt, max_new, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    added = [step.unsqueeze(1) for step in steps]
+    texts = torch.cat(added, 1).tolist() if added else [[] for _ in prompt]
+    return [[token for token in text if token != model.config.padding] for text in texts]
+
+
+@torch.inference_mode()
+def stream(
+    model: ReLUFormer,
+    prompt: Tensor,
+    max_new: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+) -> Iterator[Tensor]:
+    """What `sample` adds, as it comes: the next token of each text [B], or padding where a text has come to its end."""
     config = model.config
-    _check_sample(model, prompt, max_new, temperature, top_k)
+    _check_sample(model, prompt, max_new, temperature, top_k, top_p)
     generator = torch.Generator(prompt.device).manual_seed(seed)
     forbidden = torch.tensor([config.padding, config.begin], device=prompt.device)
     choices = 1 if temperature == 0 else min(top_k or config.vocabulary, config.vocabulary)
     text = torch.cat([prompt.new_full((len(prompt), 1), config.begin), prompt], 1)
     going = torch.ones((len(prompt), 1), dtype=torch.bool, device=prompt.device)
-    added: list[Tensor] = []
     with _evaluating(model):
         caches = model.caches()
-        while len(added) < max_new and going.any():
+        for _ in range(max_new):
             logits = model.decode(text, caches=caches)[:, -1].float().index_fill_(1, forbidden, -torch.inf)
             best, token = logits.topk(choices)
             if not best[:, :1].isfinite().all():
                 raise FloatingPointError("the model's logits are not finite, so that no token has a probability.")
             if choices > 1:
-                token = token.gather(1, (best / temperature).softmax(1).multinomial(1, generator=generator))
+                p = (best / temperature).softmax(1)
+                if top_p is not None:  # a token stays if those before it, which are likelier, do not reach top_p
+                    p = p.masked_fill(p.cumsum(1, dtype=torch.float64) - p >= top_p, 0)
+                token = token.gather(1, p.multinomial(1, generator=generator))
             going = going & (token != config.end)
+            if not going.any():
+                return
             text = token.masked_fill(~going, config.padding)
-            added.append(text)
-    texts = torch.cat(added, 1).tolist() if added else [[] for _ in prompt]
-    return [[token for token in text if token != config.padding] for text in texts]
+            yield text[:, 0]
 
 
 @contextmanager
@@ -231,7 +252,9 @@ def _check_search(model: ReLUFormer, source: Tensor, beams: int, length_penalty:
         raise ValueError(f"max_length={max_length!r} must be an integer of at least 1, or None.")
 
 
-def _check_sample(model: ReLUFormer, prompt: Tensor, max_new: int, temperature: float, top_k: int | None) -> None:
+def _check_sample(
+    model: ReLUFormer, prompt: Tensor, max_new: int, temperature: float, top_k: int | None, top_p: float | None
+) -> None:
     if model.config.encoder_layers:
         raise ValueError("this model translates: use search. Only one with encoder_layers=0 continues texts.")
     if prompt.dim() != 2 or prompt.dtype not in (torch.int32, torch.int64):
@@ -243,6 +266,8 @@ def _check_sample(model: ReLUFormer, prompt: Tensor, max_new: int, temperature: 
         )
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k={top_k!r} must be at least 1, or None for the whole vocabulary.")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p={top_p!r} must be more than 0 and at most 1, or None for the whole vocabulary.")
     # The last token is never read, so the model needs no position for it, but one for `begin`.
     most = model.config.max_length - prompt.shape[1]
     if type(max_new) is not int or not 0 <= max_new <= most:

@@ -27,7 +27,7 @@ class View:
             MofNCompleteColumn(),
             TextColumn("{task.fields[text]}"),
         )
-        self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._bars = Progress(*columns, console=console)
         self._whole = self._bars.add_task(title, total=total, completed=self.done, text="")
         self._tasks: dict[str, TaskID] = {}
 

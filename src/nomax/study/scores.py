@@ -1,6 +1,7 @@
 """What a run counts for in figures and verdicts, and runs put side by side."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import TypeVar
 
@@ -56,7 +57,8 @@ def pooled(cells: Mapping[Cell, Sequence[float]]) -> Interval:
 
 def over_settings(cells: Mapping[Cell, Sequence[float]]) -> Interval:
     """The mean over the cells, with an interval from how they differ: for cells whose values depend on each other."""
-    return contrast([[fmean(entries) for entries in cells.values()]] if cells else [])
+    found = contrast([[fmean(entries) for entries in cells.values()]] if cells else [])
+    return replace(found, lacking="settings")
 
 
 def seeds(rows: Sequence[Row]) -> list[int]:

@@ -61,7 +61,7 @@ def worst(outcomes: Iterable[Outcome]) -> Outcome:
 def points(interval: Interval) -> str:
     """A difference of accuracies in percentage points: "+0.4 points [−0.2, +1.0]"."""
     if not interval.known:
-        return f"{_signed(interval.mean)} points (no interval: fewer than two seeds)"
+        return f"{_signed(interval.mean)} points (no interval: fewer than two {interval.lacking})"
     return f"{_signed(interval.mean)} points [{_signed(interval.low)}, {_signed(interval.high)}]"
 
 

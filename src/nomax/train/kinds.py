@@ -172,7 +172,8 @@ class _Text:
         evaluate = f"nomax evaluate {shlex.join(map(str, folders))}{'' if test else ' --split valid'}"
         if config.task == "language":
             split = "test" if test else "validation"
-            return f"{evaluate} (perplexity on the {split} split), or nomax.train.load_text_run({str(folders[0])!r})"
+            generate = f"nomax generate {shlex.quote(str(folders[0]))} (texts)"
+            return f"{evaluate} (perplexity on the {split} split), or {generate}"
         return f"{evaluate} (BLEU), or nomax translate {shlex.quote(str(folders[0]))} < in.txt > out.txt"
 
 

@@ -16,7 +16,7 @@ class Options(TextOptions):
     It has the switches, the run folder, the exit codes and the exact resumption of `nomax train translate`. It learns
     from documents of 256 tokens unless --documents says otherwise. Data may also be a text file (with --valid another),
     or a folder with train.txt, valid.txt and test.txt; an empty line ends a document. Afterwards: nomax evaluate RUN
-    gives the perplexity on the test split.
+    gives the perplexity on the test split, and nomax generate RUN continues texts.
     """
 
     documents: int | None = 256

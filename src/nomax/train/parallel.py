@@ -64,7 +64,7 @@ def _work(config: RunConfig, folder: Path, command: str, tensorboard: bool, pare
 def _watch(jobs: Sequence[Job], processes: Sequence[BaseProcess], stop: Stop, console: Console) -> None:
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
     told, printed = False, time.monotonic()
-    with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as bars:
+    with Progress(*columns, TimeElapsedColumn(), console=console) as bars:
         tasks = [bars.add_task(spoken(config.model.phi), total=config.steps, text="") for config, _ in jobs]
         while any(process.is_alive() for process in processes):
             if stop.asked and not told:

@@ -1,5 +1,6 @@
 """`nomax data list`: the named data sets, and which of them are here."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -25,9 +26,15 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Print the tables, and how to get what is not here."""
-    folder, console = cache_folder(), Console()
-    states = {entry.name: state(entry, folder) for entry in (*ENTRIES.values(), *TEXTS.values())}
+    """Print the tables, and how to get what is not here. Return 0, or 2 if it is not known where data sets are."""
+    console = Console()
+    try:
+        folder = cache_folder()
+        entries: list[Entry | TextEntry] = [*ENTRIES.values(), *TEXTS.values()]
+        states = {entry.name: state(entry, folder) for entry in entries}
+    except (ValueError, OSError) as error:
+        print(f"nomax data list: {error}", file=sys.stderr)
+        return 2
     console.print(_images(states), "", _texts(states), "", sep="\n")
     if NOT_HERE in states.values():
         console.print("To get one that is not here: nomax data get NAME")

@@ -37,6 +37,15 @@ def jsonl(path: Path, languages: tuple[str, str] | None = None) -> Corpus:
     return Corpus(tuple(documents), languages, str(path))
 
 
+def is_jsonl(path: Path) -> bool:
+    """Whether a file's first line that is not empty begins an object, as in JSONL."""
+    try:
+        first = next((text.strip() for _, text in _lines(path) if text.strip()), "")
+    except ValueError:
+        return False
+    return first.startswith("{")
+
+
 def text_files(source: Path, target: Path, languages: tuple[str, str] | None = None, on_error: str = "raise") -> Corpus:
     """Two files in which line i is the translation of line i.
 

@@ -3,12 +3,13 @@
 import os
 from collections.abc import Sequence
 from difflib import get_close_matches
+from glob import escape
 from pathlib import Path
 
 from nomax.data.registry import cache_folder
 from nomax.data.text.corpus import Corpus
 from nomax.data.text.entries import TEXTS
-from nomax.data.text.files import jsonl, text_files
+from nomax.data.text.files import is_jsonl, jsonl, text_files
 from nomax.data.text.marks import mark
 
 SPLITS = ("train", "valid", "test")
@@ -49,9 +50,13 @@ def load(
         return _folder(path, split, wanted, on_error)
     if path.is_file():
         _whole(split, text)
+        if path.suffix != ".jsonl" and not is_jsonl(path):
+            raise ValueError(_one_of_two(text, path))
         return jsonl(path, wanted)
     nearest = get_close_matches(text.casefold(), TEXTS, n=1)
     hint = f"Did you mean {nearest[0]}? " if nearest else ""
+    if text.count(",") > 1:
+        hint = "Of text files two are needed, FILE,FILE, whose names hold no comma. "
     raise FileNotFoundError(
         f"{text!r} is neither a file or folder nor the name of a data set of text. {hint}"
         "To see the names: nomax data list"
@@ -130,6 +135,16 @@ def _two(languages: Sequence[str] | None) -> tuple[str, str] | None:
     if isinstance(languages, str) or len(languages) != 2 or languages[0] == languages[1]:
         raise ValueError(f'languages is {languages!r}; it must be two different marks, such as ("en", "es").')
     return languages[0], languages[1]
+
+
+def _one_of_two(text: str, path: Path) -> str:
+    """What to do with one file of plain text."""
+    others = [file for file in path.parent.glob(f"{escape(path.stem)}.*") if file != path and mark(file)]
+    other = text.removesuffix(path.suffix) + others[0].suffix if mark(path) and len(others) == 1 else "FILE"
+    return (
+        f"{text} is not JSONL, so it is one side of a translation: name both files, in which line i is the translation "
+        f"of line i, as FILE,FILE: {text},{other}"
+    )
 
 
 def _file(text: str) -> Path:

@@ -1,1 +1,1 @@
-"""The commands: nomax evaluate, probe, rows, maps."""
+"""The commands: nomax evaluate, translate, generate, probe, rows, maps."""

@@ -1,10 +1,12 @@
 """`nomax translate`: lines in, lines out."""
 
 import os
+import shlex
 import stat
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
@@ -30,6 +32,10 @@ class Options:
 
     run: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
     """A run folder that `nomax train translate` wrote, or a saved model."""
+    text: tyro.conf.Positional[
+        Annotated[tuple[str, ...], tyro.conf.arg(metavar="< TEXT", help_behavior_hint="(standard input)")]
+    ] = ()
+    """What to translate: a file or a pipe, no argument."""
     documents: Literal["lines", "jsonl"] | None = None
     """Translate whole documents: lines, with an empty line after each document, or JSONL, each line an object with a
     list of segments under the mark of the source language, {"en": ["…", …]}; the translation takes its place, {"es":
@@ -49,6 +55,8 @@ class Options:
 def run(options: Options) -> int:
     """Return 0, 1 if some input cannot be translated, or 2 if the options cannot be served."""
     try:
+        if options.text:
+            raise ValueError(_reads_standard_input(options))
         if sys.stdin is None or sys.stdout is None:
             raise ValueError("standard input and output are both needed, and one of them is closed.")
         stream = _stream(options, load_text(options.run, options.device))
@@ -69,9 +77,19 @@ def run(options: Options) -> int:
     return 0
 
 
+def _reads_standard_input(options: Options) -> str:
+    run, text = shlex.quote(options.run), " ".join(options.text)
+    if len(options.text) == 1 and Path(text).is_file():
+        return f"it reads standard input: nomax translate {run} < {shlex.quote(text)}"
+    return f"it reads standard input, not arguments: echo {shlex.quote(text)} | nomax translate {run}"
+
+
 def _stream(options: Options, one: TextRun) -> Stream:
     if not one.translates:
-        raise ValueError(f"{options.run} is a language model: it has no encoder, so it does not translate.")
+        raise ValueError(
+            f"{options.run} is a language model: it has no encoder, so it does not translate. To continue a text: "
+            f'nomax generate {shlex.quote(options.run)} "How it begins"'
+        )
     if options.documents and one.known and not one.config.documents:
         raise ValueError(
             f"{options.run} was trained on single segments: leave out --documents, or train with --documents N."

@@ -40,13 +40,14 @@ def run(options: Options) -> int:
         if not rows:
             whose = "" if options.study is None else f" of the study {options.study}"
             raise ValueError(f"{options.store} has no finished run{whose}.")
-        if options.file is None:
-            print(to_csv(rows), end="")
-            return 0
-        export(rows, options.file)
+        if options.file is not None:
+            export(rows, options.file)
     except (ValueError, OSError, ImportError) as error:
         print(f"nomax study export: {error}", file=sys.stderr)
         return 2
+    if options.file is None:
+        print(to_csv(rows), end="")
+        return 0
     Console().print(f"{len(rows)} runs: {options.file}")
     return 0
 

@@ -173,7 +173,7 @@ def growth_with_length(cells: Mapping[tuple[str, int], Sequence[float]]) -> Inte
     ends = sorted({tokens for _, tokens in cells})
     names = [name for name, tokens in cells if tokens == ends[0] and (name, ends[-1]) in cells]
     if len(ends) < 2 or not names:
-        return Interval(float("nan"), float("nan"), float("nan"))
+        return Interval(float("nan"), float("nan"), float("nan"), lacking="lengths of one h")
     chosen = [cells[name, tokens] for tokens in (ends[-1], ends[0]) for name in names]
     return contrast(chosen, [1 / len(names)] * len(names) + [-1 / len(names)] * len(names))
 

@@ -1,0 +1,171 @@
+"""`nomax generate`: texts of a language model."""
+
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+import tyro
+
+from nomax.data.text.tokenizer import SEPARATOR
+from nomax.evaluate.commands import terminal
+from nomax.evaluate.runs import TextRun, load_text
+from nomax.models.search import COLDEST, stream
+
+USUAL_TOKENS = 100
+LARGEST_PROMPT = 1 << 20  # bytes read from standard input; no model's maximum is near it
+
+
+@dataclass(frozen=True)
+class Options:
+    """Continue a text with a language model: nomax generate RUN "In the beginning"
+
+    Without a prompt it is read from standard input, if something else than a terminal is there; without either, texts
+    begin with nothing. What is printed is the prompt and what follows it, as it comes on a terminal, until the model
+    ends the text or --tokens are reached. Lines of a prompt are segments of a document; a run of single segments reads
+    them as one. Several documents are separated by an empty line.
+
+    The same seed gives the same text. Text number i of --count has the seed --seed + i.
+    """
+
+    run: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
+    """A run folder that `nomax train language` wrote, or a saved model."""
+    prompt: tyro.conf.Positional[
+        Annotated[tuple[str, ...], tyro.conf.arg(metavar="[PROMPT]", help_behavior_hint="(default: standard input)")]
+    ] = ()
+    """How the text begins."""
+    tokens: int | None = None
+    """How many tokens are added at most; if not given, 100, or fewer where the model's maximum is near."""
+    temperature: float = 1.0
+    """Below 1 likely tokens become likelier; 0 always takes the likeliest."""
+    top_k: int | None = None
+    """Choose among so many likeliest tokens only."""
+    top_p: float | None = None
+    """Choose only among the likeliest tokens that have this probability together, such as 0.9."""
+    seed: int = 0
+    """Another seed gives another text."""
+    count: int = 1
+    """How many texts."""
+    device: str | None = None
+    """cpu, cuda, …; if not given, a GPU if there is one."""
+
+
+def run(options: Options) -> int:
+    """Return 0, or 2 if the options cannot be served."""
+    try:
+        _check(options)
+        one = load_text(options.run, options.device)
+        if one.translates:
+            raise ValueError(
+                f"{options.run} is a model of translations, which continues no text. To translate: "
+                f"nomax translate {shlex.quote(options.run)} < in.txt"
+            )
+        prompt = _tokens(_prompt(options), one)
+        most = _most(options, len(prompt), one)
+    except terminal.EXPECTED as error:
+        return terminal.tell("generate", error)
+    try:
+        for number in range(options.count):
+            if number and _of_documents(one):
+                _write("\n")
+            for piece in _text(options, one, prompt, most, options.seed + number):
+                _write(piece)
+            _write("\n")
+    except FloatingPointError as error:
+        return terminal.tell("generate", FloatingPointError(f"{options.run}: {error}"))
+    return 0
+
+
+def _check(options: Options) -> None:
+    if sys.stdout is None:
+        raise ValueError("standard output is needed, and it is closed.")
+    for name in ("tokens", "top_k", "count"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {value} must be at least 1.")
+    if not (options.temperature == 0 or COLDEST <= options.temperature <= 1 / COLDEST):
+        raise ValueError(
+            f"--temperature {options.temperature:g} must be 0, or from {COLDEST:g} to {1 / COLDEST:g}; 1 is usual."
+        )
+    if options.top_p is not None and not 0 < options.top_p <= 1:
+        raise ValueError(f"--top-p {options.top_p:g} must be more than 0 and at most 1.")
+    if not 0 <= options.seed <= options.seed + options.count < 1 << 63:
+        raise ValueError(f"--seed {options.seed} must be from 0 to 2^63, with --count added.")
+
+
+def _prompt(options: Options) -> str:
+    if options.prompt or sys.stdin is None or sys.stdin.isatty():
+        return " ".join(options.prompt)
+    read = sys.stdin.buffer.read(LARGEST_PROMPT + 1)
+    if len(read) > LARGEST_PROMPT:
+        raise ValueError(f"the prompt on standard input has more than {LARGEST_PROMPT:,} bytes.")
+    try:
+        return read.decode().removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"the prompt on standard input is not UTF-8: byte {error.start + 1:,} is 0x{read[error.start]:02x}. "
+            "Convert it, with iconv for example."
+        ) from error
+
+
+def _tokens(prompt: str, one: TextRun) -> list[int]:
+    """The prompt as the model was trained on texts: with single spaces, and a separator between segments."""
+    lines = [" ".join(line.split()) for line in (prompt.splitlines() if _of_documents(one) else [prompt])]
+    found: list[int] = []
+    for number, line in enumerate(line for line in lines if line):
+        found += [*([SEPARATOR] if number else []), *one.tokenizer.encode(line)]
+    return found
+
+
+def _most(options: Options, prompt: int, one: TextRun) -> int:
+    """How many tokens are added at most."""
+    longest = one.model.config.max_length
+    room = longest - prompt
+    if room < 1:
+        raise ValueError(
+            f"the prompt has {prompt:,} tokens, and {options.run} reads at most {longest:,}: there is no room to go "
+            "on. Shorten it."
+        )
+    if options.tokens is not None and options.tokens > room:
+        raise ValueError(
+            f"--tokens {options.tokens:,} must be at most {room:,}: {options.run} has texts of at most {longest:,} "
+            f"tokens, and the prompt has {prompt:,}."
+        )
+    return options.tokens or min(USUAL_TOKENS, room)
+
+
+def _text(options: Options, one: TextRun, prompt: list[int], most: int, seed: int) -> Iterator[str]:
+    """The text in pieces: on a terminal one for each token, as far as it is known to stay as it is."""
+    tokens, told = list(prompt), ""
+    how: dict[str, Any] = {
+        "temperature": options.temperature,
+        "top_k": options.top_k,
+        "top_p": options.top_p,
+        "seed": seed,
+    }
+    device = one.model.embedding.weight.device
+    for token in stream(one.model, torch.tensor([prompt], dtype=torch.int64, device=device), most, **how):
+        tokens.append(int(token))
+        if sys.stdout.isatty():
+            # A character may need several tokens, and shows as replacement characters until all of them are there.
+            known = _spoken(tokens, one).rstrip("\ufffd")
+            if known.startswith(told):
+                yield known[len(told) :]
+                told = known
+    yield _spoken(tokens, one).removeprefix(told)
+
+
+def _spoken(tokens: list[int], one: TextRun) -> str:
+    return "\n".join(one.tokenizer.segments(tokens)) if _of_documents(one) else one.tokenizer.decode(tokens)
+
+
+def _of_documents(one: TextRun) -> bool:
+    """Whether it knows several segments in one text; a saved model, which does not say, is taken for such a one."""
+    return one.config.documents or not one.known
+
+
+def _write(text: str) -> None:
+    sys.stdout.buffer.write(text.encode())
+    sys.stdout.buffer.flush()
