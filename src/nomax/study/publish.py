@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import math
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -86,7 +87,10 @@ def redraw(folder: Path) -> list[Path]:
     about, rows, verdicts = (
         json.loads((folder / name).read_text(encoding="utf-8")) for name in ("study.json", "runs.json", "verdicts.json")
     )
-    study = load(about["name"])
+    file = next(
+        (word for word in shlex.split(about["command"]) if word.endswith(".py")), None
+    )  # of a study of one's own
+    study = load(file or about["name"])
     arguments: list[Any] = [[Row.from_json(json.dumps(row)) for row in rows], _setup(about["setup"], kind_of(study))]
     if "before" in signature(study.figures).parameters:
         arguments.append({verdict["claim"]: verdict["numbers"] for verdict in verdicts})
