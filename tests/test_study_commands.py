@@ -98,7 +98,7 @@ def test_figures_of_other_numbers_are_not_drawn(done, tmp_path, capsys):
 def test_a_study_is_run_published_and_judged_by_one_command(done, small):
     out, rows = done / "out", Store(done / "store").rows()
     names = {"study.json", "runs.json", "runs.csv", "curves.json", "verdicts.json", "verdicts.md", "toy.svg", "toy.png"}
-    names |= {"rows_statistics.json", "maps.png"}
+    names |= {"rows_statistics.json", "maps.svg"}
     assert {path.name for path in out.iterdir()} == names
     about = read(out / "study.json")
     assert (about["name"], about["title"], about["claims"]) == ("toy-study", toy_study.TITLE, ["W-h"])
@@ -131,7 +131,7 @@ def test_a_study_is_run_published_and_judged_by_one_command(done, small):
         row["phi"] + ", mu/8, seed 0" for row in read(out / "runs.json")[:3]
     ]
     assert looked[0]["layers"][0]["row_sum"] == pytest.approx(1)  # of softmax
-    assert (out / "maps.png").read_bytes().startswith(b"\x89PNG")
+    assert "prefers-color-scheme: dark" in (out / "maps.svg").read_text()
 
 
 def test_the_command_that_is_written_down_gives_the_same_study(done, tmp_path, capsys):

@@ -42,13 +42,15 @@ NAMES = {**{name: name for name in PHI}, "ReLUFormer": "relu", "ReLA": "relu", "
 _NAMED = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, sorted(NAMES, key=len, reverse=True)))})(?!\w)")
 
 
-def of(words: str, otherwise: str = "") -> Colour:
-    """The colour of the φ that is named first, or of this activation if none is; what has no colour is grey.
-
-    "relu/L, pico/4, seed 0" has that of relu, "softmax + LN" that of softmax.
-    """
+def activation(words: str, otherwise: str = "") -> str:
+    """That of the φ that is named first: relu in "relu/L, pico/4, seed 0", softmax in "softmax + LN"."""
     found = _NAMED.search(words)
-    return PHI.get(NAMES[found[0]] if found else otherwise, SOFT)
+    return NAMES[found[0]] if found else otherwise
+
+
+def of(words: str, otherwise: str = "") -> Colour:
+    """The colour of the φ that is named first, or of this activation if none is; what has no colour is grey."""
+    return PHI.get(activation(words, otherwise), SOFT)
 
 
 def for_both(svg: str) -> str:

@@ -144,11 +144,11 @@ def _write_attention(rows: Sequence[Row], store: Store, out: Path) -> None:
     """Row statistics and attention maps of a few runs of images whose models are in the store."""
     images = [row for row in rows if isinstance(row, ImageRow)]
     chosen = [row for row in attention.chosen(images) if (store.folder(row.key) / "model").is_dir()]
-    for name in ("rows_statistics.json", "maps.png"):
+    for name in ("rows_statistics.json", "maps.svg", "maps.png"):  # the last as it was called before
         (out / name).unlink(missing_ok=True)
     if chosen:
         write_json(out / "rows_statistics.json", attention.statistics(chosen, store))
-        files.write(out / "maps.png", attention.maps(chosen, store))
+        files.write(out / "maps.svg", attention.maps(chosen, store))
 
 
 def to_csv(rows: Sequence[Row]) -> str:
