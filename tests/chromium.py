@@ -122,14 +122,14 @@ class Chromium:
             more = {"text": text} if text and kind == "keyDown" else {}
             self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **more)
 
-    def screenshot(self, path: Path, whole: bool = True) -> None:
-        """Write a picture of the page."""
-        found = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(found["data"]))
+    def picture(self, whole: bool = False) -> bytes:
+        """What is seen of the page, or all of it, as PNG."""
+        return base64.b64decode(self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"])
 
     def pdf(self) -> bytes:
-        """The page as it is printed."""
-        return base64.b64decode(self.ask("Page.printToPDF", printBackground=False)["data"])
+        """The page as it is printed on A4."""
+        size = {"paperWidth": 210 / 25.4, "paperHeight": 297 / 25.4}
+        return base64.b64decode(self.ask("Page.printToPDF", printBackground=False, **size)["data"])
 
     def complaints(self) -> list[str]:
         """What the console has had to say about the page since it was opened."""

@@ -12,7 +12,9 @@ import study_results
 from study_results import HOSTILE
 
 from nomax.cli import main
-from nomax.report import charts, page, words
+from nomax.report import charts, findings, page, words
+from nomax.report.results import Story, Verdict
+from nomax.report.section import Judged, _phis
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +92,71 @@ def test_the_page_holds_what_the_folders_hold(results: Path) -> None:
     assert "strongest at row 2, column 3" in text  # which maps.png says of itself
 
 
+def test_the_page_begins_with_what_was_found_and_says_each_verdict_once(results: Path) -> None:
+    text = html.unescape(page.write([results], Path("report.html")).path.read_text())
+    assert "Of 3 claims, 1 was reproduced, 1 was contradicted and 1 is undecided." in text
+    assert "at the scale of these runs alone: pico on fashion-mnist-small." in text
+    for entry in study_results.VERDICTS:
+        assert text.count(entry["sentence"]) == text.count(f"{entry['text']}</span>") == 1
+    first, _, rest = text.partition("<h2")
+    assert first.index("Of 3 claims") > 0
+    assert rest.index("W-h") < rest.index("<img") < rest.index('id="study-alpha"')
+
+
+def judged(**verdicts: str) -> list[Judged]:
+    return [
+        Judged(Verdict(claim.replace("_", "-"), verdict), claim, "alpha", "study-alpha", [], "")
+        for claim, verdict in verdicts.items()
+    ]
+
+
+def test_the_headline_counts_and_leaves_out_what_there_is_not() -> None:
+    assert findings.headline([]) == "No verdict has been reached yet."
+    assert findings.headline(judged(a="contradicted")) == "Of 1 claim, 1 was contradicted."
+    found = judged(a="reproduced", b="undecided", c="undecided", d="reproduced")
+    assert findings.headline(found) == "Of 4 claims, 2 were reproduced and 2 are undecided."
+
+
+def test_claims_stand_with_their_paper_and_what_was_decided_comes_first() -> None:
+    found = judged(W_h="undecided", S_ln="reproduced", W_init="contradicted", mine="undecided", W_alpha="reproduced")
+    groups = {group.title: group for group in findings.groups(found)}
+    assert list(groups) == ["Wortsman et al. 2023", "Shen et al. 2023", "Other claims"]
+    vision = groups["Wortsman et al. 2023"]
+    assert vision.tally == "1 reproduced, 1 contradicted, 1 undecided"
+    assert [one.verdict.claim for one in vision.decided] == ["W-alpha", "W-init"]
+    assert [one.verdict.claim for one in vision.undecided] == ["W-h"]
+
+
+def test_the_scale_is_what_the_set_ups_say() -> None:
+    setups = [
+        {"data": "cifar10", "models": ["S/16", "B/16"]},
+        {"data": "cifar10", "models": ["S/16", "L/16"]},
+        {"data": "wmt", "dim": 512},
+        {},
+        {"data": ["odd"], "models": "odd"},
+    ]
+    stories = [Story(f"study {number}", setup=setup) for number, setup in enumerate(setups)]
+    assert findings.scale(stories) == "S/16, B/16 and L/16 on cifar10; 512-wide transformers on wmt"
+
+
+def test_a_verdict_in_short_is_its_first_sentence_without_brackets() -> None:
+    assert (
+        words.short("It is +0.5 points [−1, +2] (3 seeds (0, 1, 2); more). Then more.") == "It is +0.5 points [−1, +2]."
+    )
+
+
+def test_lines_have_the_colour_of_their_phi_and_those_of_one_phi_are_broken(results: Path) -> None:
+    elements = Elements(page.write([results], Path("report.html")).path.read_text())
+    lines = [str(path["class"]).split()[1:] for path in elements.of("path") if "line" in str(path["class"]).split()]
+    assert {("phi-softmax", "s0"), ("phi-relu", "s0"), ("phi-relu", "s1")} == set(map(tuple, lines))
+
+
+def test_a_line_is_known_by_the_part_in_which_labels_begin_to_differ() -> None:
+    labels = ["softmax, relu × 8 slots, seed 0", "softmax, softmax + LN × 8 slots, seed 0"]
+    assert _phis(labels, ["softmax"] * 2) == ["relu", "softmax"]
+    assert _phis(["the factor alone, seed 0", "softmax, seed 0"], ["relu", "softmax"]) == ["relu", "softmax"]
+
+
 def test_what_a_reader_must_know_of_a_study_stands_beside_its_verdicts(results: Path) -> None:
     file = results / "alpha" / "study.json"
     study_results.write(file, {**json.loads(file.read_text()), "note": "preliminary: 3 runs are <missing>"})
@@ -145,8 +212,11 @@ def test_a_study_shows_what_there_is(results: Path, capsys: pytest.CaptureFixtur
 def test_two_studies_of_one_name_have_their_own_places(results: Path, tmp_path: Path) -> None:
     study_results.results(tmp_path / "other")
     text = page.write([results, tmp_path / "other" / "alpha", results / "alpha"], Path("report.html")).path.read_text()
-    anchors = [element["id"] for element in Elements(text).of("section") if element["id"] != "verdicts"]
-    assert anchors == ["study-alpha", "study-gate", "study-alpha--2"]
+    elements = Elements(text)
+    anchors = [str(element["id"]) for element in elements.of("section") if "id" in element]
+    assert anchors == ["verdicts", "study-alpha", "study-gate", "study-alpha--2"]
+    claims = [str(element["id"]) for element in elements.of("details") if "id" in element]
+    assert sorted(claims) == ["claim-w-alpha", "claim-w-alpha--2", "claim-w-gate", "claim-w-h", "claim-w-h--2"]
 
 
 def test_a_large_drawing_gives_way_to_a_smaller_png(results: Path) -> None:
@@ -306,11 +376,6 @@ def test_labels_of_one_chart_leave_out_what_they_share() -> None:
     assert words.without_common_end(labels) == (["softmax", "relu/L"], ["pico/4", "seed 0"])
     assert words.without_common_end(labels[:1]) == (labels[:1], [])
     assert words.without_common_end(["a", "a"]) == (["a", "a"], [])
-
-
-def test_what_all_runs_have_in_common_is_said_once() -> None:
-    rows = [{"alpha": 0, "steps": 150, "error": None}, {"alpha": 1, "steps": 150, "error": None}]
-    assert words.differing(rows) == (["alpha"], [("steps", "150")])
 
 
 def test_times_are_told_to_the_minute() -> None:

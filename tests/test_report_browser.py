@@ -1,6 +1,8 @@
-"""The page in a real browser: it asks for nothing, sorts, and fits a phone, the dark and paper."""
+"""The page in a real browser: it asks for nothing, says first what was found, and fits a phone, the dark and paper."""
 
+import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,14 +10,17 @@ import chromium
 import pytest
 import study_results
 from chromium import Chromium
+from PIL import Image
 
 from nomax import report
+from nomax._colours import INK, PAPER, PHI
 
 pytestmark = pytest.mark.skipif(
     chromium.FOUND is None, reason="there is no chromium here: apt install chromium, or set CHROMIUM to its path"
 )
 
 PHONE, DESK = 400, 1400
+ROOT = Path(__file__).parent.parent
 TABLE = "document.querySelector('figure .sheet')"
 
 
@@ -23,6 +28,12 @@ TABLE = "document.querySelector('figure .sheet')"
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     return report.write([study_results.results(folder / "results")], folder / "report.html").path
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of what was found here."""
+    return report.write([ROOT / "results"], tmp_path_factory.mktemp("real") / "report.html").path
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +64,7 @@ def column(browser: Chromium, name: str) -> list[str]:
 
 def open_table(browser: Chromium, page: Path, width: int = DESK) -> None:
     browser.open(page, width)
+    browser.click("document.querySelector('.study > summary')")
     browser.click(f"{TABLE}.closest('details').querySelector('summary')")
 
 
@@ -62,6 +74,7 @@ def test_every_figure_is_seen_and_the_page_is_not_wider_than_the_window(
     width: int, dark: bool, page: Path, browser: Chromium
 ) -> None:
     browser.open(page, width, dark=dark)
+    browser.evaluate("document.querySelectorAll('details').forEach((one) => one.open = true)")
     seen = browser.evaluate(
         """Array.from(document.querySelectorAll("img, svg.chart"), (image) => {
             const box = image.getBoundingClientRect();
@@ -134,6 +147,7 @@ def test_everything_that_shows_something_says_what_it_shows(page: Path, browser:
 
 def test_the_command_is_copied_or_selected(page: Path, browser: Chromium) -> None:
     browser.open(page, PHONE)
+    browser.click("document.querySelector('.study > summary')")
     browser.click("document.querySelector('.copy')")
     wait = "new Promise((done) => setTimeout(() => done(document.querySelector('.copy').textContent), 200))"
     assert browser.evaluate(wait) in ("Copied", "Selected")
@@ -147,16 +161,52 @@ def test_a_figure_can_be_enlarged_on_a_phone(page: Path, browser: Chromium) -> N
     assert browser.evaluate("document.documentElement.scrollWidth") == PHONE
 
 
-def test_in_print_everything_is_open_and_no_button_is_left(page: Path, browser: Chromium) -> None:
-    browser.open(page, 800, media="print")
-    printed = "document.querySelectorAll('figure .sheet, .part:not(.screen) .sheet, dl')"
-    shown = browser.evaluate(f"Array.from({printed}, (one) => one.checkVisibility())")
-    assert shown
-    assert all(shown)
-    heights = browser.evaluate("Array.from(document.querySelectorAll('button:not(.sort)'), (one) => one.offsetHeight)")
-    assert heights
-    assert not any(heights)
-    closed = "document.querySelectorAll('details:not([open])').length"
-    before = browser.evaluate(closed)
-    assert browser.pdf().startswith(b"%PDF")
-    assert browser.evaluate(closed) == before  # as it was, after printing
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_first_screen_says_what_was_found_with_one_figure(dark: bool, real: Path, browser: Chromium) -> None:
+    browser.open(real, 1280, 800, dark=dark)
+    box = "document.querySelector('{}').getBoundingClientRect().bottom"
+    for part in (".found", ".lead img", ".lead figcaption", ".verdict"):
+        assert 0 < browser.evaluate(box.format(part)) < 800
+    shown = "Array.from(document.images).filter((image) => image.checkVisibility()).length"
+    assert browser.evaluate(shown) == 1
+    assert browser.evaluate("document.querySelector('.found').textContent").startswith("Of ")
+    assert browser.evaluate("document.documentElement.scrollHeight") < 3 * 800  # all else is folded away
+
+
+def test_on_a_phone_the_first_screens_are_the_same_words_and_figure(real: Path, browser: Chromium) -> None:
+    browser.open(real, PHONE, 800)
+    assert browser.evaluate("document.documentElement.scrollWidth") == PHONE
+    assert browser.evaluate("document.querySelector('.lead img').getBoundingClientRect().bottom") < 800
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_figures_turn_dark_with_the_page(dark: bool, real: Path, browser: Chromium) -> None:
+    scheme = "dark" if dark else "light"
+    browser.open(real, 1280, 800, dark=dark)
+    image = Image.open(io.BytesIO(browser.picture())).convert("RGB")
+    box = browser.evaluate("document.querySelector('.lead img').getBoundingClientRect().toJSON()")
+    drawn = image.crop(tuple(round(box[side]) for side in ("left", "top", "right", "bottom")))
+    used = {f"#{red:02x}{green:02x}{blue:02x}" for _, (red, green, blue) in drawn.getcolors(1 << 20) or []}
+    for colour in (PAPER, INK, PHI["softmax"], PHI["relu"]):
+        assert getattr(colour, scheme) in used
+    assert drawn.getpixel((1, 1)) == image.getpixel((1, 1))  # it has the page's own background
+    line = "getComputedStyle(document.querySelector('.line.phi-softmax')).stroke"
+    parts = [int(part) for part in re.findall(r"\d+", browser.evaluate(line))]
+    assert "#{:02x}{:02x}{:02x}".format(*parts) == getattr(PHI["softmax"], scheme)
+
+
+def test_a_link_to_a_study_or_a_verdict_opens_it(page: Path, browser: Chromium) -> None:
+    browser.open(page, DESK)
+    browser.click("document.querySelector('.lead a[href^=\"#study\"]')")
+    assert browser.evaluate("document.querySelector('#study-alpha').checkVisibility()") is True
+    assert browser.evaluate("document.querySelectorAll('.study[open]').length") == 1
+
+
+def test_on_paper_are_verdicts_and_figures_and_no_tables(real: Path, browser: Chromium) -> None:
+    browser.open(real, 800, media="print")
+    for what, visible in (("img:not(.screen img)", True), (".verdict > div", True), ("table, dl, button", False)):
+        shown = browser.evaluate(f"Array.from(document.querySelectorAll('{what}'), (one) => one.checkVisibility())")
+        assert shown
+        assert set(shown) == {visible}, what
+    found = browser.pdf()
+    assert 2 < len(re.findall(rb"/Type\s*/Page\b", found)) < 15

@@ -18,7 +18,7 @@ import tyro
 from PIL import Image
 
 from nomax.study import load
-from nomax.study.commands import export, merge
+from nomax.study.commands import draw, export, merge
 from nomax.study.commands import list as list_command
 from nomax.study.commands import run as run_command
 from nomax.study.publish import note, publish
@@ -72,10 +72,33 @@ def read(path):
     return json.loads(path.read_text())
 
 
+def test_figures_are_drawn_again_from_the_results_alone(done, tmp_path, capsys):
+    shutil.copytree(done / "out", tmp_path / "out")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    (tmp_path / "out" / "toy.png").unlink()
+    (tmp_path / "out" / "toy.svg").write_text("an older look")
+    assert study(str(tmp_path), command=draw) == 0
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    assert "toy.svg" in capsys.readouterr().out
+
+
+def test_figures_of_other_numbers_are_not_drawn(done, tmp_path, capsys):
+    shutil.copytree(done / "out", tmp_path / "out")
+    about = read(tmp_path / "out" / "study.json")
+    about["figures"][0]["table"]["rows"][0][1] = 0.123
+    (tmp_path / "out" / "study.json").write_text(json.dumps(about))
+    (tmp_path / "out" / "toy.svg").write_text("an older look")
+    assert study(str(tmp_path / "out"), command=draw) == 2
+    assert "the table of toy.svg in study.json is not what" in capsys.readouterr().err
+    assert (tmp_path / "out" / "toy.svg").read_text() == "an older look"
+    assert study(str(tmp_path / "nothing"), command=draw) == 2
+    assert "nothing holds no study.json" in capsys.readouterr().err
+
+
 def test_a_study_is_run_published_and_judged_by_one_command(done, small):
     out, rows = done / "out", Store(done / "store").rows()
     names = {"study.json", "runs.json", "runs.csv", "curves.json", "verdicts.json", "verdicts.md", "toy.svg", "toy.png"}
-    names |= {"rows_statistics.json", "maps.png"}
+    names |= {"rows_statistics.json", "maps.svg"}
     assert {path.name for path in out.iterdir()} == names
     about = read(out / "study.json")
     assert (about["name"], about["title"], about["claims"]) == ("toy-study", toy_study.TITLE, ["W-h"])
@@ -108,7 +131,7 @@ def test_a_study_is_run_published_and_judged_by_one_command(done, small):
         row["phi"] + ", mu/8, seed 0" for row in read(out / "runs.json")[:3]
     ]
     assert looked[0]["layers"][0]["row_sum"] == pytest.approx(1)  # of softmax
-    assert (out / "maps.png").read_bytes().startswith(b"\x89PNG")
+    assert "prefers-color-scheme: dark" in (out / "maps.svg").read_text()
 
 
 def test_the_command_that_is_written_down_gives_the_same_study(done, tmp_path, capsys):

@@ -1,11 +1,15 @@
 """Figures of the studies: small files that say in words what they show, whatever part of the runs is there."""
 
+import json
+import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 from study_rows import SETUP, results
 
-from nomax import study
+from nomax import _colours, study
+from nomax._colours import PHI
+from nomax.study import gate_cost
 from nomax.study.figure import Figure
 from nomax.study.publish import NO_CLAIM, markdown
 from nomax.study.row import Row
@@ -62,6 +66,25 @@ def test_without_runs_a_figure_is_empty_and_says_so(name: str, figure: str) -> N
     found = figures(name, [])[figure]
     assert found.table.rows == ()
     assert b"no finished run" in found.render(".svg")
+
+
+def test_what_was_measured_is_drawn_again_from_the_numbers_of_its_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = results("gate", accuracy)
+    measured = figures("gate", rows)["gate-cost"]
+    (*_, verdict) = study.load("gate").verdicts(rows, SETUP)
+    monkeypatch.setattr(gate_cost, "measure", None)  # which nobody calls
+    before = {verdict.claim: json.loads(json.dumps(verdict.numbers))}
+    again = study.load("gate").figures(rows, SETUP, before)[1]
+    assert again.table == measured.table
+    assert again.alternative == measured.alternative
+
+
+@pytest.mark.parametrize(("name", "figure"), CASES)
+def test_a_figure_has_no_colour_but_those_of_both_schemes(name: str, figure: str) -> None:
+    svg = figures(name, results(name, accuracy))[figure].render(".svg").decode()
+    used = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", svg.partition("</style>")[2]))
+    assert used <= {colour.light for colour in _colours.ALL}
+    assert PHI["softmax"].light in used or figure == "gate-cost"
 
 
 def test_the_same_results_give_the_same_file() -> None:

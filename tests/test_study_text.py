@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -12,7 +13,8 @@ import torch
 import toy_study
 from study_rows import text_grid, text_results
 
-from nomax import study
+from nomax import _colours, study
+from nomax._colours import PHI
 from nomax.models import ReLUFormer, ViTConfig
 from nomax.study import speed
 from nomax.study.figure import Figure
@@ -369,6 +371,28 @@ def test_points_are_means_over_seeds_and_softmax_is_a_level() -> None:
     assert at.mean(0) == pytest.approx(sum(entries) / 3)
     table = figures("text-phi", rows)["text-phi"].table
     assert [row[1] for row in table.rows if row[0] == "softmax"] == [None]
+
+
+def test_times_are_drawn_again_from_the_numbers_of_their_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    factors = {"ReLUFormer": 1.0, "softmax": 1.1, "sparsemax": 6.4, "1.5-entmax": 9.0}
+    times = {name: tuple(0.01 * factor * (1 + 0.01 * n) for n in range(9)) for name, factor in factors.items()}
+    monkeypatch.setattr(speed, "measure", lambda setup: times)
+    measured = figures("relu-attention", [])["speed"]
+    (*_, verdict) = study.load("relu-attention").verdicts([], SETUPS["smoke"])
+    monkeypatch.setattr(speed, "measure", None)  # which nobody calls
+    again = study.load("relu-attention").figures([], SETUPS["smoke"], {verdict.claim: verdict.numbers})[1]
+    assert again.table == measured.table
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_kind_has_the_colour_of_its_phi_and_a_second_one_of_it_a_broken_line(name: str) -> None:
+    rows = text_results(name, lambda row: 4.0)
+    svg = next(iter(figures(name, rows).values())).render(".svg").decode().partition("</style>")[2]
+    used = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", svg))
+    assert used <= {colour.light for colour in _colours.ALL}
+    kinds = {row.memory.split()[0] if name == "memory" else row.activation for row in rows}
+    assert {colour.light for colour in PHI.values()} & used == {PHI[kind].light for kind in kinds}
+    assert (name == "memory") == ("stroke-dasharray: 3.4,2.38" in svg)
 
 
 def test_times_are_measured_of_every_kind() -> None:

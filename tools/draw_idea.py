@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
+from nomax import _colours
+
 TARGET = Path(__file__).parent.parent / "docs" / "images" / "idea.svg"
 
 SCORES = (1.2, -0.8, 0.3, 2.1, -1.5, 0.7, -0.2, -1.1)
@@ -18,7 +20,8 @@ MARGIN, STEP, BAR = 30, 46, 28  # left of the bars, from one to the next, of one
 SCORE_ZERO, SCORE_UNIT = 178, 34  # where scores are zero, and pixels of one
 STRIP_TOP, STRIP_BOTTOM = 252, 350  # what happens between scores and weights
 WEIGHT_ZERO, WEIGHT_UNIT = 490, 230
-INK, FAINT, SCORE, SOFTMAX, RELU = "#222222", "#8a8a8a", "#7a7f8c", "#c2571a", "#3049b5"
+PAPER, INK, FAINT, RULE = (colour.light for colour in (_colours.PAPER, _colours.INK, _colours.SOFT, _colours.RULE))
+SOFTMAX, RELU = (_colours.of(name).light for name in ("softmax", "relu"))
 TELLING = {
     "softmax": ("eˢ / Σ eˢ: no weight is known before the whole row is,", "and none is ever zero."),
     "relu/L": ("max(s, 0) / L: each weight comes from its own score;", "parts of a row just add, and many are zero."),
@@ -44,23 +47,23 @@ def relu_over_length(scores: Sequence[float]) -> list[float]:
 def picture() -> str:
     """The whole picture as SVG."""
     shapes = [
-        f'<rect width="{WIDTH}" height="{HEIGHT}" rx="12" fill="#ffffff"/>',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" rx="12" fill="{PAPER}"/>',
         *_column(20, "softmax", SOFTMAX, softmax(SCORES), _through_a_sum()),
-        f'<line x1="{WIDTH / 2}" y1="30" x2="{WIDTH / 2}" y2="{HEIGHT - 30}" stroke="#dddddd"/>',
+        f'<line x1="{WIDTH / 2}" y1="30" x2="{WIDTH / 2}" y2="{HEIGHT - 30}" stroke="{RULE}"/>',
         *_column(WIDTH // 2 + 20, "relu/L", RELU, relu_over_length(SCORES), _one_by_one()),
     ]
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
         'role="img" font-family="system-ui, sans-serif" font-size="16">'
     )
-    return "\n".join([head, f"<title>{ALTERNATIVE}</title>", *shapes, "</svg>"]) + "\n"
+    return _colours.for_both("\n".join([head, f"<title>{ALTERNATIVE}</title>", *shapes, "</svg>"]) + "\n")
 
 
 def _column(left: int, name: str, colour: str, weights: Sequence[float], strip: Iterator[str]) -> Iterator[str]:
     yield f'<g transform="translate({left} 0)">'
     yield _text(0, 44, name, size=24, weight="bold", colour=colour)
     yield _text(0, 76, "the scores q·k/√d of one query, a bar for each key", colour=FAINT)
-    yield from _bars(SCORES, SCORE_ZERO, SCORE_UNIT, SCORE)
+    yield from _bars(SCORES, SCORE_ZERO, SCORE_UNIT, FAINT)
     yield from strip
     yield _text(0, 372, "its weights", colour=FAINT)
     yield from _bars(weights, WEIGHT_ZERO, WEIGHT_UNIT, colour)
@@ -114,7 +117,7 @@ def _rect(x: float, y: float, width: float, height: float, colour: str) -> str:
 
 
 def _circle(x: float, y: float, radius: int, colour: str) -> str:
-    look = f'fill="#ffffff" stroke="{colour}" stroke-width="2"'
+    look = f'fill="{PAPER}" stroke="{colour}" stroke-width="2"'
     return f'<circle cx="{x:g}" cy="{y:g}" r="{radius}" {look}/>'
 
 

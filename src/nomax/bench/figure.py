@@ -1,25 +1,20 @@
 """One figure of a run: how many times faster than softmax attention, shape by shape."""
 
-import io
 from typing import Any
-from xml.sax.saxutils import escape, quoteattr
 
+from nomax import _colours
+from nomax._colours import BAD, INK, PAPER
 from nomax.bench.goals import bound_against_sdpa
 from nomax.bench.results import OURS, Results
 from nomax.bench.shapes import BACKWARD, FORWARD
+from nomax.evaluate import figures
 
 TITLE = "Attention without softmax: speed relative to PyTorch’s softmax attention"
-INK = {FORWARD: "white", BACKWARD: "black"}
-COLOURS = {FORWARD: "#2a6f97", BACKWARD: "#e09f3e"}
-STYLE: dict[Any, Any] = {
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "svg.fonttype": "none",  # text stays text: searchable, and read aloud
-    "svg.hashsalt": "nomax",  # the same results give the same file
-}
+STYLE: dict[Any, Any] = {**figures.STYLE, "font.size": 10, "axes.spines.left": False}
+OURS_COLOUR = _colours.of(OURS).light
+# Both are of relu/L, and have its colour; the second is paler.
+STRENGTH = {FORWARD: 1.0, BACKWARD: 0.4}
+LETTERS = {FORWARD: PAPER.light, BACKWARD: INK.light}
 
 
 def draw(results: Results) -> str:
@@ -41,17 +36,17 @@ def draw(results: Results) -> str:
         axes[0].set_ylim(len(shapes) - 0.4, -0.6)
 
         first, *more = [f"{n} thread{'s' * (n > 1)}" for n in threads] or ["1 thread"]
-        handles: list[Any] = [Patch(color=COLOURS[mode], label=f"{mode}, {first}") for mode in (FORWARD, BACKWARD)]
+        handles: list[Any] = [
+            Patch(color=OURS_COLOUR, alpha=STRENGTH[mode], lw=0, label=f"{mode}, {first}")
+            for mode in (FORWARD, BACKWARD)
+        ]
         if more:
-            dot = Line2D([], [], ls="", marker="o", ms=5, mfc="white", mec="#333333", label=more[-1])
+            dot = Line2D([], [], ls="", marker="o", ms=5, mfc=PAPER.light, mec=INK.light, label=more[-1])
             handles.append(dot)
-        handles.append(Line2D([], [], ls="", marker="|", ms=11, mew=2, color="#b00020", label="goal"))
+        handles.append(Line2D([], [], ls="", marker="|", ms=11, mew=2, color=BAD.light, label="goal"))
         figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
         figure.suptitle(TITLE + (" (smoke run)" if results.smoke else ""), fontsize=12.5, fontweight="bold")
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Title": TITLE})
-    text = buffer.getvalue().replace("<svg", f"<svg role={quoteattr('img')} aria-label={quoteattr(TITLE)}", 1)
-    return text.replace("</title>", f"</title>\n <desc>{escape(describe(results))}</desc>", 1)
+        return figures.rendered(figure, ".svg", TITLE, describe(results)).decode()
 
 
 def _draw_panel(axis: Any, results: Results, dtype: str, shapes: list[str], threads: list[int]) -> None:
@@ -63,21 +58,21 @@ def _draw_panel(axis: Any, results: Results, dtype: str, shapes: list[str], thre
             known = [ratio for ratio in ratios if ratio is not None]
             if not known:
                 continue
-            axis.barh(y, ratios[0] or 0, height * 0.92, color=COLOURS[mode], zorder=2)
+            axis.barh(y, ratios[0] or 0, height * 0.92, color=OURS_COLOUR, alpha=STRENGTH[mode], lw=0, zorder=2)
             if len(ratios) > 1 and ratios[-1] is not None:
-                axis.plot(ratios[-1], y, "o", ms=5, mfc="white", mec="#333333", zorder=4)
+                axis.plot(ratios[-1], y, "o", ms=5, mfc=PAPER.light, mec=INK.light, zorder=4)
             goal = None if results.smoke else bound_against_sdpa(shape, dtype, mode)
             if goal is not None:
-                axis.plot(goal, y, "|", ms=11, mew=2, color="#b00020", zorder=3)
+                axis.plot(goal, y, "|", ms=11, mew=2, color=BAD.light, zorder=3)
             if ratios[0] is not None:
                 place: dict[str, Any] = {"textcoords": "offset points", "va": "center", "zorder": 6}
-                axis.annotate(f"{ratios[0]:.2f}", (0, y), (4, -0.5), fontsize=8.5, color=INK[mode], **place)
+                axis.annotate(f"{ratios[0]:.2f}", (0, y), (4, -0.5), fontsize=8.5, color=LETTERS[mode], **place)
             largest = max(largest, *known, goal or 0)
-    axis.axvline(1, color="#333333", lw=1, zorder=5)
+    axis.axvline(1, color=INK.light, lw=1, zorder=5)
     axis.set_xlim(0, largest * 1.08)
     axis.set_title(dtype, fontsize=11)
     axis.set_xlabel("times as fast as SDPA")
-    axis.grid(axis="x", color="#dddddd", lw=0.7, zorder=0)
+    axis.grid(axis="x", zorder=0)
     axis.set_axisbelow(True)
     axis.tick_params(length=0)
 

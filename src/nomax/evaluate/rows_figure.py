@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from nomax import _colours
 from nomax.evaluate import figures
 from nomax.evaluate.rows import HeadRows
 
@@ -51,8 +52,8 @@ def _series(found: Mapping[str, Sequence[HeadRows]]) -> dict[str, Sequence[HeadR
 def _panel(axis: Any, found: Mapping[str, Sequence[HeadRows]], name: str) -> None:
     layers = 1 + max(row.layer for rows in found.values() for row in rows)
     for number, (title, rows) in enumerate(found.items()):
-        colour = figures.COLOURS[number % len(figures.COLOURS)]
-        marker = figures.MARKERS[number % len(figures.MARKERS)]
+        colour = _colours.of(title).light
+        marker = figures.MARKERS[number % len(figures.MARKERS)]  # two runs of one φ have its colour
         # Side by side, so that the points of two runs do not hide each other.
         aside = 0.3 * ((number + 0.5) / len(found) - 0.5) * (len(found) > 1)
         x = np.array([row.layer + 1 + aside for row in rows])
@@ -61,16 +62,16 @@ def _panel(axis: Any, found: Mapping[str, Sequence[HeadRows]], name: str) -> Non
         means = [(layer + 1 + aside, mean(rows, name, layer)) for layer in sorted({row.layer for row in rows})]
         axis.plot(*zip(*means, strict=True), "-", marker=marker, ms=5.5, lw=1.4, color=colour, label=title)
     if name == "row_sum":
-        axis.axhline(1, color="#333333", lw=0.8, ls=":")
+        axis.axhline(1, color=_colours.INK.light, lw=0.8, ls=":")
     axis.set_xlabel("layer")
     axis.set_xticks(range(1, layers + 1, math.ceil(layers / 6)))
     axis.set_xlim(0.5, layers + 0.5)
     axis.set_ylim(bottom=min(0, axis.get_ylim()[0]) if name == "row_sum" else 0)
-    axis.grid(axis="y", color="#dddddd", lw=0.7)
+    axis.grid(axis="y")
     axis.set_axisbelow(True)
     axis.tick_params(length=0)
     if not any(math.isfinite(getattr(row, name)) for rows in found.values() for row in rows):
-        axis.text(0.5, 0.5, "not defined", transform=axis.transAxes, ha="center", color="#777777")
+        axis.text(0.5, 0.5, "not defined", transform=axis.transAxes, ha="center", color=_colours.SOFT.light)
 
 
 def mean(rows: Sequence[HeadRows], name: str, layer: int) -> float:

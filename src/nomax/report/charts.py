@@ -1,14 +1,16 @@
-"""Small line charts: where every line, tick and label goes. The template draws them, in the colours of the page."""
+"""Small line charts: where every line, tick and label goes. The template draws them."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from nomax import _colours
+
 WIDTH, HEIGHT = 440, 270
 LEFT, RIGHT, TOP, BOTTOM = 50, 430, 34, 228
-COLOURS = 6  # that the style sheet has; more lines get dashes
-MOST = 120  # points of a line: it is about 400 pixels wide
+STROKES = 6  # kinds of broken lines that the style sheet has, for several lines of one colour
+MOST = 80  # points of a line: it is about 400 pixels wide
 FEW = 16  # points of a line that are worth a dot each
 
 Point = tuple[float, float]
@@ -19,8 +21,9 @@ class Line:
     """A line of a chart: its place in the legend, its path, and dots where the points are few."""
 
     label: str
-    colour: int
-    dashes: int
+    phi: str
+    """The activation whose colour it has; "" for none."""
+    stroke: int
     path: str
     dots: list[Point]
 
@@ -63,13 +66,15 @@ def chart(
     lines: Sequence[tuple[str, Sequence[Point]]],
     say: Callable[[float], str] = plain,
     *,
+    phis: Sequence[str] | None = None,
     from_zero: bool = False,
     roof: bool = False,
 ) -> Chart | None:
     """A chart of lines, each a label and its points; None if no point is finite.
 
-    x counts, as steps and layers do. from_zero: y begins there. roof: a line that goes through the roof is cut, so that
-    it does not flatten the others.
+    phis: the activation whose colour each line has; if not given, the one that its label names. x counts, as steps and
+    layers do. from_zero: y begins there. roof: a line that goes through the roof is cut, so that it does not flatten
+    the others.
     """
     known = [(label, [point for point in points if all(map(math.isfinite, point))]) for label, points in lines]
     drawn = [points for _, points in known if points]
@@ -89,12 +94,17 @@ def chart(
         return round(across, 1), round(BOTTOM - (BOTTOM - TOP) * (y - low) / (high - low), 1)
 
     few = max(map(len, drawn)) <= FEW
+    names = [_colours.activation(label) for label, _ in known] if phis is None else phis
+    strokes = [names[:place].count(name) % STROKES for place, name in enumerate(names)]
     return Chart(
         title,
         x_title,
         [Tick(place((x, low))[0], plain(x)) for x in ticks(left, right, whole=True)],
         [Tick(place((left, y))[1], say(y)) for y in ticks(low, high)],
-        [_line(number, label, list(map(place, points)), few) for number, (label, points) in enumerate(known)],
+        [
+            _line(label, phi, stroke, list(map(place, points)), few)
+            for (label, points), phi, stroke in zip(known, names, strokes, strict=True)
+        ],
         f"{title} by {x_title}. " + " ".join(_words(label, points, say) for label, points in known),
         f"Values above {say(float(f'{high:.3g}'))} are drawn at the upper edge." if max(ys) > high else "",
     )
@@ -123,12 +133,12 @@ def _roof(lines: Sequence[Sequence[Point]]) -> float:
     return max(peaks) if usual <= 0 else min(max(peaks), 1.5 * usual)
 
 
-def _line(number: int, label: str, points: list[Point], few: bool) -> Line:
+def _line(label: str, phi: str, stroke: int, points: list[Point], few: bool) -> Line:
     every = max(1, math.ceil(len(points) / MOST))
     kept = points[:-1:every] + points[-1:]
     path = "M" + "L".join(f"{x:g} {y:g}" for x, y in kept) if points else ""
     dots = points if few or len(points) == 1 else []
-    return Line(label, number % COLOURS, number // COLOURS % 3, path, dots)
+    return Line(label, phi, stroke, path, dots)
 
 
 def _words(label: str, points: Sequence[Point], say: Callable[[float], str]) -> str:

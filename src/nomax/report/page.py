@@ -2,18 +2,18 @@
 
 import base64
 import hashlib
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import nomax
-from nomax.report import charts, results, summary
+from nomax import _colours
+from nomax.report import charts, findings, results, summary, words
 from nomax.report.section import Section, anchors, section
 from nomax.train import files
 
 LIMIT = 3_000_000  # bytes: a page that a phone loads without a second thought
-VERDICTS = ("reproduced", "contradicted", "undecided")
 HERE = Path(__file__).parent
 
 
@@ -36,8 +36,10 @@ def write(places: Sequence[Path], out: Path) -> Written:
     """
     folders = results.find(places)
     found = [results.read(folder) for folder in folders]
+    claims = iter(anchors("claim", [verdict.claim for one in found for verdict in one.verdicts]))
+    places = anchors("study", [one.story.name for one in found])
     studies = [
-        section(one, anchor) for one, anchor in zip(found, anchors([one.story.name for one in found]), strict=True)
+        section(one, place, list(islice(claims, len(one.verdicts)))) for one, place in zip(found, places, strict=True)
     ]
     page = render(studies).encode()
     if len(page) > LIMIT:
@@ -69,12 +71,15 @@ def render(studies: Sequence[Section]) -> str:
         undefined=jinja2.StrictUndefined,
     )
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("style.css", "script.js"))
+    style = f"{_colour_sheet()}{style}"
     verdicts = [judged for one in studies for judged in one.verdicts]
-    counted = Counter[str](judged.verdict.verdict for judged in verdicts)
     page = environment.get_template("template.html.jinja").render(
         studies=studies,
-        verdicts=verdicts,
-        counts=[(name, counted[name]) for name in VERDICTS],
+        headline=findings.headline(verdicts),
+        scale=findings.scale(one.results.story for one in studies),
+        groups=findings.groups(verdicts),
+        lead=next(((one, shown) for one in studies for shown in one.figures if shown.picture), (None, None)),
+        words=words,
         chart=charts,
         version=nomax.__version__,
         style=Markup(style),
@@ -82,6 +87,19 @@ def render(studies: Sequence[Section]) -> str:
         policy=_policy(style, script),
     )
     return page.strip() + "\n"
+
+
+def _colour_sheet() -> str:
+    """The colours as variables of the style sheet, in the light and, on a screen, in the dark."""
+    roles = {"paper": _colours.PAPER, "ink": _colours.INK, "soft": _colours.SOFT, "rule": _colours.RULE}
+    roles |= {"reproduced": _colours.GOOD, "contradicted": _colours.BAD, "undecided": _colours.OPEN}
+    roles |= {f"phi-{name}": colour for name, colour in _colours.PHI.items()}
+    light, dark = (
+        "".join(f"--{name}:{getattr(colour, scheme)};" for name, colour in roles.items())
+        for scheme in ("light", "dark")
+    )
+    lines = "".join(f".phi-{name}{{--line:var(--phi-{name})}}" for name in _colours.PHI)
+    return f":root{{{light}}}\n@media screen and (prefers-color-scheme: dark){{:root{{{dark}}}}}\n{lines}\n"
 
 
 def _policy(style: str, script: str) -> str:
@@ -102,5 +120,5 @@ def _largest(studies: Sequence[Section]) -> str:
         for shown in one.figures
         if shown.picture
     ]
-    pictures += [(len(one.maps.uri), str(one.results.folder / "maps.png")) for one in studies if one.maps]
+    pictures += [(len(one.maps.uri), f"the maps in {one.results.folder}") for one in studies if one.maps]
     return f"The largest picture is {max(pictures)[1]} ({max(pictures)[0] / 1e6:.1f} MB)." if pictures else ""

@@ -72,6 +72,8 @@ class Curve:
 
     label: str
     steps: list[float]
+    key: str = ""
+    """Of its run in runs.json."""
     group: str = ""
     loss: list[float | None] = field(default_factory=list)
     accuracy: list[float | None] = field(default_factory=list)

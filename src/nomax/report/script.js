@@ -72,13 +72,4 @@
     });
     panel.after(made);
   }
-
-  let opened = [];
-  addEventListener("beforeprint", () => {
-    opened = Array.from(document.querySelectorAll("details:not([open])"));
-    for (const one of opened) one.open = true;
-  });
-  addEventListener("afterprint", () => {
-    for (const one of opened) one.open = false;
-  });
 })();

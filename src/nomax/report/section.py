@@ -1,10 +1,11 @@
 """What the page shows of one study."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nomax import _colours
 from nomax.report import words
 from nomax.report.charts import Chart, chart, percent, plain
 from nomax.report.pictures import Picture, picture
@@ -20,17 +21,16 @@ STATISTICS: dict[str, tuple[str, Callable[[float], str]]] = {
     "entropy": ("Entropy of a row, nats", plain),
     "effective_keys": ("Effective number of keys", plain),
 }
-# Of a run, what says nothing to a reader (key) or has columns of its own (probes).
-LEFT_OUT = ("key", "probes", "measured")
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A verdict, where it belongs, and its numbers in words."""
+    """A verdict, its place and that of its study on the page, and its numbers in words."""
 
     verdict: Verdict
-    study: str
     anchor: str
+    study: str
+    study_anchor: str
     numbers: list[tuple[str, str]]
     note: str
 
@@ -67,48 +67,48 @@ class Section:
     attention: Panels | None
     attention_table: Sheet | None
     maps: Picture | None
-    runs_table: Sheet | None
-    runs_same: list[tuple[str, str]]
+    runs_file: str
+    """Where every run is, as a table."""
     facts: list[tuple[str, list[tuple[str, str]]]]
     when: str
     missing: list[str]
     """Files that study.json names and that are not there."""
 
 
-def section(results: Results, anchor: str) -> Section:
-    """Put a results folder into words, pictures, charts and tables."""
+def section(results: Results, anchor: str, claims: Sequence[str]) -> Section:
+    """Put a results folder into words, pictures, charts and tables.
+
+    anchor, claims: the ids of its section and of its verdicts on the page.
+    """
     story = results.story
     figures = [_shown(results, figure) for figure in story.figures]
-    runs = [_run(run) for run in results.runs]
-    apart, same = words.differing(runs)
     facts = {"Set-up": story.setup, "Machine": story.machine, "Versions": story.versions}
     return Section(
         results=results,
         anchor=anchor,
         text=words.blocks(story.text),
         verdicts=[
-            Judged(verdict, story.name, anchor, words.facts(verdict.numbers), story.note)
-            for verdict in results.verdicts
+            Judged(verdict, place, story.name, anchor, words.facts(verdict.numbers), story.note)
+            for verdict, place in zip(results.verdicts, claims, strict=True)
         ],
         figures=figures,
-        curves=_curves(results.curves),
+        curves=_curves(results.curves, {str(run.get("key")): run for run in results.runs}),
         curves_table=_curves_table(results.curves),
         attention=_attention(results.attention),
         attention_table=_attention_table(results.attention),
-        maps=picture(results.folder, "maps.png"),
-        runs_table=words.sheet(apart, [[run.get(name) for name in apart] for run in runs]) if apart else None,
-        runs_same=same,
+        maps=picture(results.folder, "maps.svg") or picture(results.folder, "maps.png"),
+        runs_file=str(runs) if (runs := results.folder / "runs.csv").is_file() else "",
         facts=[(title, words.facts(tree)) for title, tree in facts.items() if tree],
         when=" – ".join(words.when(time) for time in (story.started, story.finished) if time),
         missing=[str(results.folder / shown.figure.file) for shown in figures if shown.picture is None],
     )
 
 
-def anchors(names: Sequence[str]) -> list[str]:
-    """An id for each of these names: all of them different, even if the names are not."""
+def anchors(kind: str, names: Sequence[str]) -> list[str]:
+    """An id for each of these names of a kind: all of them different, even if the names are not."""
     found: list[str] = []
     for name in names:
-        plain_name = "study-" + (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unnamed")
+        plain_name = f"{kind}-" + (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unnamed")
         taken = sum(other == plain_name or other.startswith(f"{plain_name}--") for other in found)
         found.append(f"{plain_name}--{taken + 1}" if taken else plain_name)
     return found
@@ -121,7 +121,7 @@ def _shown(results: Results, figure: Figure) -> Shown:
     return Shown(figure, found, figure.alternative or inside or figure.caption or figure.title, table)
 
 
-def _curves(curves: Sequence[Curve]) -> list[Panels]:
+def _curves(curves: Sequence[Curve], runs: Mapping[str, Mapping[str, Any]]) -> list[Panels]:
     groups: dict[str, list[Curve]] = {}
     for curve in curves:
         groups.setdefault(curve.group, []).append(curve)
@@ -130,13 +130,26 @@ def _curves(curves: Sequence[Curve]) -> list[Panels]:
         labels, shared = words.without_common_end([curve.label for curve in members])
         losses = [(label, _points(curve, curve.loss)) for label, curve in zip(labels, members, strict=True)]
         accuracies = [(label, _points(curve, curve.accuracy)) for label, curve in zip(labels, members, strict=True)]
-        loss = chart("Training loss", "step", losses, roof=True)
-        accuracy = chart("Accuracy in training", "step", accuracies, percent)
+        known = [str(runs.get(curve.key, {}).get("activation", "")) for curve in members]
+        phis = _phis([curve.label for curve in members], known)
+        loss = chart("Training loss", "step", losses, phis=phis, roof=True)
+        accuracy = chart("Accuracy in training", "step", accuracies, percent, phis=phis)
         drawn = [found for found in (loss, accuracy) if found]
         if drawn:
             title = ", ".join(dict.fromkeys(part for part in (*group.split(", "), *shared) if part))
             panels.append(Panels(title, drawn))
     return panels
+
+
+def _phis(labels: Sequence[str], known: Sequence[str]) -> list[str]:
+    """The activation that each line shows: the one named where labels begin to differ, or else what is known of it.
+
+    Models with softmax attention whose memories differ are told apart by these.
+    """
+    parts = [label.split(", ") for label in labels]
+    places = range(min(map(len, parts)))
+    apart = next((place for place in places if len({one[place] for one in parts}) > 1), 0)
+    return [_colours.activation(one[apart], otherwise) for one, otherwise in zip(parts, known, strict=True)]
 
 
 def _points(curve: Curve, values: Sequence[float | None]) -> list[tuple[float, float]]:
@@ -154,15 +167,6 @@ def _curves_table(curves: Sequence[Curve]) -> Sheet | None:
     return words.sheet(columns, rows) if rows else None
 
 
-def _run(run: dict[str, Any]) -> dict[str, Any]:
-    """A run as a line of a table: every probe and measurement is a column."""
-    probes = run.get("probes")
-    shots = {f"ten_shot {name}": value for name, value in probes.items()} if isinstance(probes, dict) else {}
-    measured = run.get("measured")
-    found = {**run, **shots, **(measured if isinstance(measured, dict) else {})}
-    return {name.replace("_", " "): value for name, value in found.items() if name not in LEFT_OUT}
-
-
 def _means(run: Attention, name: str) -> list[tuple[float, float]]:
     """A statistic by layer, counted from 1: the mean over the layer's heads."""
     layers: dict[int, list[float]] = {}
@@ -175,10 +179,11 @@ def _means(run: Attention, name: str) -> list[tuple[float, float]]:
 
 def _attention(runs: Sequence[Attention]) -> Panels | None:
     labels, shared = words.without_common_end([run.label for run in runs])
+    phis = _phis([run.label for run in runs], [""] * len(runs)) if runs else []
     drawn = []
     for name, (title, say) in STATISTICS.items():
         lines = [(label, _means(run, name)) for label, run in zip(labels, runs, strict=True)]
-        found = chart(title, "layer", lines, say, from_zero=True)
+        found = chart(title, "layer", lines, say, phis=phis, from_zero=True)
         drawn += [found] if found else []
     return Panels(", ".join(shared), drawn) if drawn else None
 

@@ -1,11 +1,9 @@
 """The verdicts of all studies as one Markdown table: what a README shows."""
 
-import re
 from collections.abc import Sequence
 
+from nomax.report import words
 from nomax.report.results import Results
-
-SENTENCE = re.compile(r"(?<=[.])\s+(?=[A-Z])")  # where one sentence ends and the next begins
 
 
 def markdown(found: Sequence[Results]) -> str:
@@ -18,7 +16,7 @@ def markdown(found: Sequence[Results]) -> str:
     ]
     for one in found:
         for verdict in one.verdicts:
-            measured = SENTENCE.split(verdict.sentence, maxsplit=1)[0]
+            measured = words.SENTENCE.split(verdict.sentence, maxsplit=1)[0]
             outcome = f"**{verdict.verdict}**{f' ({one.story.note})' if one.story.note else ''}"
             cells = (verdict.text, outcome, measured, f"`{one.story.command}`")
             lines.append(f"| {' | '.join(map(_cell, cells))} |")

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 NOTHING = "–"
+SENTENCE = re.compile(r"(?<=[.])\s+(?=[A-Z])")  # where one sentence ends and the next begins
 # A number at the start of a cell that a study has put into words: "71.2 ± 0.4", "81 %", "1,234", "−0.3".
 NUMBER = re.compile(r"([+\-−]?(?:\d[\d,]*\.?\d*|\.\d+)(?:e[+\-]?\d+)?)(?=$|[\s%×±])", re.IGNORECASE)
 
@@ -62,6 +63,14 @@ def say(value: Any) -> str:
     return str(value)
 
 
+def short(sentence: str) -> str:
+    """What a verdict says first, without what stands in brackets: the difference and its interval."""
+    first = SENTENCE.split(sentence, maxsplit=1)[0]
+    while (less := re.sub(r"\s*\([^()]*\)", "", first)) != first:
+        first = less
+    return first
+
+
 def facts(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     """Names and values of a JSON object, one per line; an object inside another is unfolded."""
     lines: list[tuple[str, str]] = []
@@ -97,18 +106,6 @@ def blocks(text: str) -> list[Block]:
         else:
             found.append(Block("p", [" ".join(part.split())]))
     return found
-
-
-def differing(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Which fields tell rows apart, and what the others are in all of them."""
-    apart, same = [], []
-    for name in dict.fromkeys(name for row in rows for name in row):
-        values = [row.get(name) for row in rows]
-        if any(value != values[0] for value in values):
-            apart.append(name)
-        elif values[0] is not None:
-            same.append((name, say(values[0])))
-    return apart, same
 
 
 def without_common_end(labels: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -47,7 +47,7 @@ def statistics(rows: Sequence[ImageRow], store: Store) -> list[dict[str, Any]]:
 
 
 def maps(rows: Sequence[ImageRow], store: Store) -> bytes:
-    """The picture of where they look, as PNG."""
+    """The picture of where they look, as SVG, whose letters and background turn dark."""
     shown, image = {}, torch.empty(0)
     for row in rows:
         trained = load(store.folder(row.key))
@@ -56,7 +56,7 @@ def maps(rows: Sequence[ImageRow], store: Store) -> bytes:
         shown[row.label.replace(", ", "\n")] = attention_maps(trained.model, image).mean(1) * row.tokens
     depth = min(len(layers) for layers in shown.values())
     layers = torch.linspace(0, depth - 1, min(depth, LAYERS)).round().int().tolist()
-    return maps_figure.draw(image, shown, layers, "Where the mean patch looks (mean over heads)", ".png")
+    return maps_figure.draw(image, shown, layers, "Where the mean patch looks (mean over heads)", ".svg")
 
 
 def _images(trained: Trained, row: ImageRow, number: int) -> list[torch.Tensor]:

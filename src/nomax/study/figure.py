@@ -4,32 +4,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from nomax._colours import SOFT
 from nomax.evaluate import figures
 
 Cell = str | int | float | None
 
-# Okabe and Ito's colours, with a grey as the seventh since their yellow is too pale for lines on white.
-COLOURS = {
-    "relu": "#0072b2",
-    "relu2": "#d55e00",
-    "gelu": "#009e73",
-    "softplus": "#cc79a7",
-    "identity": "#e69f00",
-    "relu6": "#56b4e9",
-    "sigmoid": "#777777",
-    "softmax": "#000000",
-}
 MARKERS = {"relu": "o", "relu2": "s", "gelu": "^", "softplus": "D", "identity": "v", "relu6": "P", "sigmoid": "<"}
-# Large letters on a small sheet: the figure is still read at 400 pixels. White behind, so it is in the dark, too.
+# Large letters on a small sheet: the figure is still read at 400 pixels.
 STYLE: dict[Any, Any] = {
     **figures.STYLE,
     "font.size": 11,
     "axes.titlesize": 11.5,
     "axes.labelsize": 11,
     "legend.fontsize": 10.5,
-    "figure.facecolor": "white",
-    "axes.facecolor": "white",
-    "savefig.facecolor": "white",
 }
 WIDTH = 7.6  # inches
 
@@ -73,9 +60,9 @@ def sheet(panels: int, height: float = 3.9, same_y: bool = True) -> tuple[Any, l
     figure = Sheet(figsize=(WIDTH, height), layout="constrained")
     axes = list(figure.subplots(1, max(panels, 1), sharey=same_y, squeeze=False)[0])
     for axis in axes:
-        axis.grid(axis="y", color="#dddddd", lw=0.7)
+        axis.grid(axis="y")
         axis.set_axisbelow(True)
-        axis.tick_params(length=3, color="#999999")
+        axis.tick_params(length=3)
     return figure, axes
 
 
@@ -94,7 +81,7 @@ def legend(figure: Any, handles: Sequence[Any], columns: int = 4) -> None:
 
 def nothing_yet(axis: Any) -> None:
     """Say in an empty panel that it is empty."""
-    axis.text(0.5, 0.5, "no finished run", transform=axis.transAxes, ha="center", color="#777777")
+    axis.text(0.5, 0.5, "no finished run", transform=axis.transAxes, ha="center", color=SOFT.light)
 
 
 def percent_axis(axis: Any) -> None:

@@ -2,13 +2,14 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import torch
 
+from nomax import _colours
 from nomax.models import ViT, ViTConfig
 from nomax.nn.attention import Gate
 from nomax.study.figure import Figure, Table, legend, sheet
@@ -42,16 +43,25 @@ class Cost:
 @lru_cache(maxsize=8)
 def measure(setup: Setup, gate: Gate) -> tuple[Cost, ...]:
     """Time steps of the set-up's models for this, or of its first model with every patch, shortest sequences first."""
-    if setup.gate_models:
-        models = [ViTConfig(variant, qk_norm=True) for variant in setup.gate_models]
-    else:
-        models = [setup.run("relu/L", patch=patch).config.model for patch in setup.patches]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return tuple(_cost(model, gate) for model in sorted(models, key=lambda model: model.tokens))
+        return tuple(_cost(model, gate) for model in _models(setup))
     finally:
         torch.set_num_threads(threads)
+
+
+def recalled(setup: Setup, numbers: Mapping[str, Any]) -> tuple[Cost, ...]:
+    """The measurement that a verdict was made from, as its numbers have it."""
+    return tuple(
+        Cost(
+            model.variant,
+            model.tokens,
+            tuple(numbers["rounds"][model.variant]),
+            numbers["multiply-adds"][model.variant],
+        )
+        for model in _models(setup)
+    )
 
 
 def verdict(costs: Sequence[Cost]) -> Verdict:
@@ -100,6 +110,14 @@ def _listed(cost: Cost) -> tuple[str | int | float, ...]:
     return cost.variant, cost.tokens, mean, low, high, more
 
 
+def _models(setup: Setup) -> list[ViTConfig]:
+    if setup.gate_models:
+        models = [ViTConfig(variant, qk_norm=True) for variant in setup.gate_models]
+    else:
+        models = [setup.run("relu/L", patch=patch).config.model for patch in setup.patches]
+    return sorted(models, key=lambda model: model.tokens)
+
+
 def _cost(model: ViTConfig, gate: Gate) -> Cost:
     without, gated = replace(model, phi="relu/L", gate=None), replace(model, phi="relu/L", gate=gate)
     steps = [_Step(config) for config in (without, gated)]
@@ -137,21 +155,22 @@ def _paint(costs: Sequence[Cost]) -> Any:
     from matplotlib.ticker import PercentFormatter
 
     picture, (axis,) = sheet(1, height=3.4)
+    timed, counted = _colours.of("relu").light, _colours.SOFT.light
     for place, cost in enumerate(costs):
         found = cost.time
-        axis.plot([place, place], [found.low, found.high], "-", lw=2.2, color="#0072b2", zorder=3)
-        axis.plot(place, found.mean, "o", ms=8, color="#0072b2", zorder=4)
-        axis.plot(place + 0.12, cost.macs, "s", ms=7, color="#d55e00", zorder=4)
-    axis.axhline(PAPER, color="black", lw=1.3, ls=(0, (5, 3)))
-    axis.axhline(0, color="#999999", lw=0.8)
+        axis.plot([place, place], [found.low, found.high], "-", lw=2.2, color=timed, zorder=3)
+        axis.plot(place, found.mean, "o", ms=8, color=timed, zorder=4)
+        axis.plot(place + 0.12, cost.macs, "s", ms=7, color=counted, zorder=4)
+    axis.axhline(PAPER, color=_colours.INK.light, lw=1.3, ls=(0, (5, 3)))
+    axis.axhline(0, color=_colours.SOFT.light, lw=0.8)
     axis.set_xticks(range(len(costs)), [f"{cost.variant} (L = {cost.tokens})" for cost in costs])
     axis.set_xlim(-0.6, max(len(costs), 1) - 0.4)
     axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None, symbol=" %"))
     axis.set_ylabel("added by the gate")
     handles = [
-        Line2D([], [], color="#0072b2", marker="o", ms=8, lw=2.2, label="CPU time, 95 % interval"),
-        Line2D([], [], color="#d55e00", marker="s", ms=7, ls="", label="multiply-adds"),
-        Line2D([], [], color="black", lw=1.3, ls=(0, (5, 3)), label="paper, S/8"),
+        Line2D([], [], color=timed, marker="o", ms=8, lw=2.2, label="CPU time, 95 % interval"),
+        Line2D([], [], color=counted, marker="s", ms=7, ls="", label="multiply-adds"),
+        Line2D([], [], color=_colours.INK.light, lw=1.3, ls=(0, (5, 3)), label="paper, S/8"),
     ]
     legend(picture, handles, columns=3)
     return picture

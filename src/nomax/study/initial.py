@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from nomax import _colours
 from nomax.data.batches import evaluation_batches
 from nomax.data.source import part
 from nomax.evaluate import row_statistics
 from nomax.models import ViT
 from nomax.phi import SOFTMAX, Phi
-from nomax.study.figure import COLOURS, MARKERS, Figure, Table, legend, sheet
+from nomax.study.figure import MARKERS, Figure, Table, legend, sheet
 from nomax.study.setup import Setup, source
 from nomax.study.statistics import Interval, contrast, slope_weights
 from nomax.study.verdict import Verdict, above, plain
@@ -180,11 +181,13 @@ def _paint(found: tuple[Start, ...], setup: Setup) -> Any:
     styles = {0.0: ":", 0.5: "--", 1.0: "-"}
     for alpha in POWERS:
         line = sums(found, "relu", alpha)
-        left.plot(list(line), [v / n for n, v in line.items()], styles[alpha], marker="o", color=COLOURS["relu"])
+        left.plot(
+            list(line), [v / n for n, v in line.items()], styles[alpha], marker="o", color=_colours.of("relu").light
+        )
         last = max(line)
         left.annotate(f"α = {alpha:g}", (last, line[last] / last), (8, 0), textcoords="offset points", va="center")
     line = sums(found, SOFTMAX, 0.0)
-    left.plot(list(line), [v / n for n, v in line.items()], color=COLOURS[SOFTMAX], lw=1.3, ls=(0, (5, 3)))
+    left.plot(list(line), [v / n for n, v in line.items()], color=_colours.of(SOFTMAX).light, lw=1.3, ls=(0, (5, 3)))
     left.set(
         xlim=(0.8 * min(line), 3 * max(line)),
         xscale="log",
@@ -194,20 +197,20 @@ def _paint(found: tuple[Start, ...], setup: Setup) -> Any:
         ylabel="mean weight",
     )
     for name in setup.activations:
-        colour, line = COLOURS.get(name, "#444444"), sums(found, name)
+        colour, line = _colours.of(name).light, sums(found, name)
         right.plot(list(line), list(line.values()), "-", marker=MARKERS.get(name, "*"), color=colour)
         if name in EXPECTED:
             right.axhline(EXPECTED[name], color=colour, lw=1, ls=":")
-    right.axhline(1, color=COLOURS[SOFTMAX], lw=1.3, ls=(0, (5, 3)))
+    right.axhline(1, color=_colours.of(SOFTMAX).light, lw=1.3, ls=(0, (5, 3)))
     right.set(xscale="log", title="α = 1", xlabel="L", ylabel="L × mean weight")
     for axis in (left, right):
         axis.set_xticks(sorted(line), [str(tokens) for tokens in sorted(line)], minor=False)
         axis.set_xticks([], minor=True)
     handles = [
-        Line2D([], [], color=COLOURS.get(name, "#444444"), marker=MARKERS.get(name, "*"), label=name)
+        Line2D([], [], color=_colours.of(name).light, marker=MARKERS.get(name, "*"), label=name)
         for name in setup.activations
     ]
-    handles.append(Line2D([], [], color=COLOURS[SOFTMAX], lw=1.3, ls=(0, (5, 3)), label="softmax"))
+    handles.append(Line2D([], [], color=_colours.of(SOFTMAX).light, lw=1.3, ls=(0, (5, 3)), label="softmax"))
     legend(picture, handles)
     return picture
 

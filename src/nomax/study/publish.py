@@ -5,15 +5,17 @@ import dataclasses
 import io
 import json
 import math
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from inspect import getdoc
+from inspect import getdoc, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from nomax.phi import ROW_MAPS
-from nomax.study import attention
+from nomax.study import attention, load
+from nomax.study import kind as kind_of
 from nomax.study.row import ImageRow, Row
 from nomax.study.run import Run
 from nomax.study.setup import Setup
@@ -77,6 +79,42 @@ def _publish(
     return verdicts
 
 
+def redraw(folder: Path) -> list[Path]:
+    """Draw the figures of a results folder again, from the numbers in it; returns the files.
+
+    Nothing else is written. A ValueError says if the numbers behind a figure would not be those of study.json.
+    """
+    about, rows, verdicts = (
+        json.loads((folder / name).read_text(encoding="utf-8")) for name in ("study.json", "runs.json", "verdicts.json")
+    )
+    file = next(
+        (word for word in shlex.split(about["command"]) if word.endswith(".py")), None
+    )  # of a study of one's own
+    study = load(file or about["name"])
+    arguments: list[Any] = [[Row.from_json(json.dumps(row)) for row in rows], _setup(about["setup"], kind_of(study))]
+    if "before" in signature(study.figures).parameters:
+        arguments.append({verdict["claim"]: verdict["numbers"] for verdict in verdicts})
+    drawn = {}
+    for figure, known in zip(study.figures(*arguments), about["figures"], strict=True):
+        described = json.loads(json.dumps(_finite(_described(figure))))
+        if (described["file"], described["table"]) != (known["file"], known["table"]):
+            raise ValueError(
+                f"{folder}: the table of {known['file']} in study.json is not what `nomax study {about['name']}` makes "
+                "of these runs today. Run the study again."
+            )
+        drawn |= {folder / f"{figure.name}{kind}": figure.render(kind) for kind in PICTURES}
+    for path, content in drawn.items():
+        files.write(path, content)
+    return list(drawn)
+
+
+def _setup(plain: Mapping[str, Any], kind: Literal["images", "text"]) -> Setup | TextSetup:
+    """A set-up as study.json has it."""
+    form = TextSetup if kind == "text" else Setup
+    names = {field.name for field in dataclasses.fields(form)}
+    return form(**{name: tuple(v) if isinstance(v, list) else v for name, v in plain.items() if name in names})
+
+
 def note(setup: Setup | TextSetup, missing: int) -> str:
     """What a reader of the results must know before anything else; empty if they are what they should be."""
     said = ["smoke: these verdicts mean nothing"] * (setup.name == "smoke")
@@ -106,11 +144,11 @@ def _write_attention(rows: Sequence[Row], store: Store, out: Path) -> None:
     """Row statistics and attention maps of a few runs of images whose models are in the store."""
     images = [row for row in rows if isinstance(row, ImageRow)]
     chosen = [row for row in attention.chosen(images) if (store.folder(row.key) / "model").is_dir()]
-    for name in ("rows_statistics.json", "maps.png"):
+    for name in ("rows_statistics.json", "maps.svg", "maps.png"):  # the last as it was called before
         (out / name).unlink(missing_ok=True)
     if chosen:
         write_json(out / "rows_statistics.json", attention.statistics(chosen, store))
-        files.write(out / "maps.png", attention.maps(chosen, store))
+        files.write(out / "maps.svg", attention.maps(chosen, store))
 
 
 def to_csv(rows: Sequence[Row]) -> str:

@@ -1,7 +1,7 @@
 """How long models with different attention take for a batch: CPU time of one pass, interleaved."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from nomax import _colours
 from nomax.models import ReLUFormer, ReLUFormerConfig
 from nomax.nn import RELUFORMER
 from nomax.phi import SOFTMAX
@@ -51,7 +52,7 @@ def measure(setup: TextSetup) -> Mapping[str, tuple[float, ...]]:
     return {name: tuple(times[1:]) for name, times in found.items()}  # the first round warms up
 
 
-def ratios(found: Mapping[str, tuple[float, ...]]) -> dict[str, Interval]:
+def ratios(found: Mapping[str, Sequence[float]]) -> dict[str, Interval]:
     """How many times as long as ReLUFormer each other kind takes."""
     return {
         name: contrast([[other / ours for other, ours in zip(times, found[OURS], strict=True)]])
@@ -80,9 +81,8 @@ def verdict(setup: TextSetup, found: Mapping[str, tuple[float, ...]] | None = No
     return Verdict("S-speed", outcome, sentence, scale, [0], plain(numbers))
 
 
-def figure(setup: TextSetup) -> Figure:
+def figure(setup: TextSetup, found: Mapping[str, Sequence[float]]) -> Figure:
     """Times of each kind, in those of ReLUFormer."""
-    found = measure(setup)
     ratio = ratios(found)
     rows = tuple(
         (name, round(1e3 * median(times), 2), round(ratio[name].mean if name in ratio else 1.0, 3))
@@ -116,10 +116,11 @@ def _paint(ratio: Mapping[str, Interval]) -> Any:
     if not ratio:
         nothing_yet(axis)
         return picture
-    for place, interval in enumerate(ratio.values()):
-        axis.plot([interval.low, interval.high], [place] * 2, lw=1.6, color="#0072b2")
-        axis.plot(interval.mean, place, "o", ms=7, color="#0072b2")
-    axis.axvline(1, color="#000000", lw=1.3, ls=(0, (5, 3)))
+    for place, (name, interval) in enumerate(ratio.items()):
+        colour = _colours.of(name).light
+        axis.plot([interval.low, interval.high], [place] * 2, lw=1.6, color=colour)
+        axis.plot(interval.mean, place, "o", ms=7, color=colour)
+    axis.axvline(1, color=_colours.of("relu").light, lw=1.3, ls=(0, (5, 3)))
     axis.set_yticks(range(len(ratio)), list(ratio))
     axis.invert_yaxis()
     axis.set_xlabel("time relative to ReLUFormer")

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
+from nomax import _colours
+from nomax._colours import INK, PAPER
 from nomax.phi import SOFTMAX, Phi
-from nomax.study.figure import COLOURS, MARKERS, Figure, Table, legend, nothing_yet, percent_axis, sheet
+from nomax.study.figure import MARKERS, Figure, Table, legend, nothing_yet, percent_axis, sheet
 from nomax.study.row import AnyRow, ImageRow, where
 from nomax.study.run import Run
 from nomax.study.scores import CHANCE_NOTE, accuracy, lengths, percent, seeds
@@ -192,7 +194,7 @@ def _paint(rows: Sequence[ImageRow], lines: Sequence[Line]) -> Any:
         for line in lines:
             _draw(axis, curve(line.of(rows, tokens)), line, edge)
         for point in curve(Line(SOFTMAX, SOFTMAX).of(rows, tokens)):
-            axis.axhline(point.mean, color=COLOURS[SOFTMAX], lw=1.3, ls=(0, (5, 3)), zorder=2.5)
+            axis.axhline(point.mean, color=_colours.of(SOFTMAX).light, lw=1.3, ls=(0, (5, 3)), zorder=2.5)
         axis.set_title(f"L = {tokens}")
         axis.set_xlabel("exponent α")
     if not panels:
@@ -204,9 +206,9 @@ def _paint(rows: Sequence[ImageRow], lines: Sequence[Line]) -> Any:
     drawn = [line for line in lines if any(line.of(rows, tokens) for tokens in panels)]
     handles = [Line2D([], [], label=line.label, **_look(line)) for line in drawn]
     if where(rows, activation=SOFTMAX):
-        handles.append(Line2D([], [], color=COLOURS[SOFTMAX], lw=1.3, ls=(0, (5, 3)), label="softmax"))
+        handles.append(Line2D([], [], color=_colours.of(SOFTMAX).light, lw=1.3, ls=(0, (5, 3)), label="softmax"))
     if any(row.status == "diverged" for row in rows):
-        handles.append(Line2D([], [], ls="", marker="x", ms=8, mew=2, color="#333333", label="diverged"))
+        handles.append(Line2D([], [], ls="", marker="x", ms=8, mew=2, color=INK.light, label="diverged"))
     if handles:
         legend(sheet_, handles)
     return sheet_
@@ -226,12 +228,12 @@ def _draw(axis: Any, points: Sequence[Point], line: Line, edge: float) -> None:
 
 
 def _look(line: Line) -> dict[str, Any]:
-    colour = COLOURS.get(line.activation, "#444444")
+    colour = _colours.of(line.activation).light
     return {
         "color": colour,
         "marker": MARKERS.get(line.activation, "*"),
         "ms": 5.5,
         "lw": 1.7,
         "ls": (0, (2, 1.4)) if line.broken else "-",
-        "mfc": "white" if line.broken else colour,
+        "mfc": PAPER.light if line.broken else colour,
     }

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from nomax.study.figure import COLOURS, MARKERS, Figure, Table, legend, nothing_yet, sheet
+from nomax import _colours
+from nomax._colours import INK, PAPER
+from nomax.study.figure import MARKERS, Figure, Table, legend, nothing_yet, sheet
 from nomax.study.row import TextRow
 from nomax.study.scores import seeds
 from nomax.study.text_scores import LOST_NOTE
 
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#777777", "#000000")
 SIGNS = "os^DvP<*"
 Score = Callable[[TextRow], float | None]
 
@@ -29,6 +30,8 @@ class Point:
     """What a kind of model has at one place: a score for each seed that has one."""
 
     kind: str
+    activation: str
+    """That of its attention, for the colour of a kind whose name does not say it."""
     place: float | None
     entries: tuple[tuple[float, ...], ...]
     """By panel."""
@@ -98,7 +101,8 @@ def collect(
     for key in keys:
         here = groups[key]
         entries = tuple(tuple(v for row in here if (v := panel.score(row)) is not None) for panel in panels)
-        found.append(Point(*key, entries, len(here), sum(row.status == "diverged" for row in here)))
+        lost = sum(row.status == "diverged" for row in here)
+        found.append(Point(key[0], here[0].activation, key[1], entries, len(here), lost))
     return found
 
 
@@ -143,7 +147,7 @@ def _paint_lines(points: Sequence[Point], panels: Sequence[Panel], axis: str, lo
 
     picture, axes = sheet(len(panels), height=4.2, same_y=False)
     kinds = list(dict.fromkeys(point.kind for point in points))
-    looks = {kind: _look(kind, number) for number, kind in enumerate(kinds)}
+    looks = _looks(points)
     for number, (panel, part) in enumerate(zip(panels, axes, strict=True)):
         if not any(point.entries[number] for point in points):
             nothing_yet(part)
@@ -194,11 +198,11 @@ def _paint_list(points: Sequence[Point], panels: Sequence[Panel]) -> Any:
             continue
         for place, point in enumerate(points):
             if point.entries[number]:
-                look: dict[str, Any] = {"color": PALETTE[0], "zorder": 3}
+                look: dict[str, Any] = {"color": _colour(point), "zorder": 3}
                 part.plot([min(point.entries[number]), max(point.entries[number])], [place] * 2, lw=1.6, **look)
                 sign = "x" if point.lost else "o"
                 part.plot(fmean(point.entries[number]), place, sign, ms=7, mew=2 if point.lost else 1, **look)
-        part.grid(axis="x", color="#dddddd", lw=0.7)
+        part.grid(axis="x")
         if panel.logarithmic:
             part.set_xscale("log")
         else:
@@ -219,11 +223,22 @@ def _finish(picture: Any, handles: list[Any], points: Sequence[Point]) -> None:
     from matplotlib.lines import Line2D
 
     if any(point.lost for point in points):
-        handles.append(Line2D([], [], ls="", marker="x", ms=8, mew=2, color="#333333", label="diverged"))
+        handles.append(Line2D([], [], ls="", marker="x", ms=8, mew=2, color=INK.light, label="diverged"))
     if handles:
         legend(picture, handles)
 
 
-def _look(kind: str, number: int) -> dict[str, Any]:
-    colour = COLOURS.get(kind, PALETTE[number % len(PALETTE)])
-    return {"color": colour, "marker": MARKERS.get(kind, SIGNS[number % len(SIGNS)]), "ms": 5.5, "lw": 1.7}
+def _colour(point: Point) -> str:
+    return _colours.of(point.kind, point.activation).light
+
+
+def _looks(points: Sequence[Point]) -> dict[str, dict[str, Any]]:
+    """How each kind is drawn: in the colour of its φ; a second one of that φ with a broken line and hollow markers."""
+    looks: dict[str, dict[str, Any]] = {}
+    for point in points:
+        if point.kind not in looks:
+            colour, sign = _colour(point), MARKERS.get(point.kind, SIGNS[len(looks) % len(SIGNS)])
+            looks[point.kind] = {"color": colour, "marker": sign, "ms": 5.5, "lw": 1.7}
+            if any(look["color"] == colour for kind, look in looks.items() if kind != point.kind):
+                looks[point.kind] |= {"ls": (0, (2, 1.4)), "mfc": PAPER.light}
+    return looks

@@ -35,7 +35,11 @@ class Study(Protocol):
         """The runs, one seed after the other."""
 
     def figures(self, rows: Sequence[Any], setup: Any) -> list[Figure]:
-        """What came out, as pictures."""
+        """What came out, as pictures.
+
+        A study that measures something for them, which would come out differently every time, takes a third argument,
+        `before`: the numbers of its verdicts by claim, from which to draw the same pictures again.
+        """
 
     def verdicts(self, rows: Sequence[Any], setup: Any) -> list[Verdict]:
         """What came out, as judged claims."""

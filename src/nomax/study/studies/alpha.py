@@ -10,9 +10,9 @@ what the nonlinearity is worth, and whether weights start at a size of 1/L. What
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
-from nomax.phi import SOFTMAX
+from nomax.phi import ACTIVATIONS, SOFTMAX
 from nomax.study import initial, sweep
-from nomax.study.figure import COLOURS, Figure
+from nomax.study.figure import Figure
 from nomax.study.row import ImageRow, where
 from nomax.study.run import Run
 from nomax.study.scores import (
@@ -72,7 +72,7 @@ def verdicts(rows: Sequence[ImageRow], setup: Setup) -> list[Verdict]:
 
 
 def _lines(rows: Sequence[ImageRow]) -> list[sweep.Line]:
-    known = list(COLOURS)
+    known = list(ACTIVATIONS)
     names = {row.activation for row in rows if row.activation != SOFTMAX}
     order = sorted(names, key=lambda name: (known.index(name) if name in known else len(known), name))
     return [sweep.Line(name, name) for name in order]

@@ -10,7 +10,8 @@ gate costs is measured apart, on steps of training that take turns, and set besi
 results/gate/verdicts.md.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from nomax.nn.attention import Gate
 from nomax.study import gate_cost, sweep
@@ -39,13 +40,18 @@ def grid(setup: Setup, seeds: Sequence[int]) -> list[Run]:
     return sweep.pairs(setup, seeds, [{"gate": gate} for gate in CHOICES])
 
 
-def figures(rows: Sequence[ImageRow], setup: Setup) -> list[Figure]:
-    """Accuracy over α by length, with and without the gate; and the gate's cost by length."""
+def figures(
+    rows: Sequence[ImageRow], setup: Setup, before: Mapping[str, Mapping[str, Any]] | None = None
+) -> list[Figure]:
+    """Accuracy over α by length, with and without the gate; and the gate's cost by length.
+
+    before: the numbers of verdicts by claim, if the cost is not to be measured again.
+    """
     caption = (
         "Filled: no gate, as in all other runs; hollow: a SiLU gate. The dashed level is softmax without a gate. The "
         "paper's Fig. 4 shows the same for S/32, S/16 and S/8."
     )
-    costs = gate_cost.measure(setup, GATE)
+    costs = gate_cost.recalled(setup, before["W-gatecost"]) if before else gate_cost.measure(setup, GATE)
     title = "Accuracy over α with and without a gate"
     return [sweep.figure(rows, LINES, "gate", title, caption), gate_cost.figure(costs)]
 

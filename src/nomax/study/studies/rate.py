@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from nomax import _colours
 from nomax.phi import SOFTMAX
-from nomax.study.figure import COLOURS, Figure, Table, legend, nothing_yet, percent_axis, sheet
+from nomax.study.figure import Figure, Table, legend, nothing_yet, percent_axis, sheet
 from nomax.study.row import ImageRow, where
 from nomax.study.run import Run
 from nomax.study.scores import CHANCE_NOTE, accuracy, lengths, percent, seeds
@@ -23,6 +24,7 @@ CLAIMS: tuple[str, ...] = ()
 
 RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
 MARKERS = "osD^v"
+DASHES = ("-", "--", "-.", ":")  # all lines are softmax's, and have its colour
 
 
 def grid(setup: Setup, seeds: Sequence[int]) -> list[Run]:
@@ -77,13 +79,17 @@ def _paint(rows: Sequence[ImageRow]) -> Any:
         nothing_yet(axis)
         return picture
     handles = []
-    colours = [COLOURS[name] for name in ("relu", "relu2", "gelu", "softplus", "identity")]
+    colour = _colours.of(SOFTMAX).light
     for place, tokens in enumerate(lengths(rows)):
         here = where(rows, tokens=tokens)
         rates = sorted({row.lr for row in here})
         found = [[accuracy(row) or 0.0 for row in where(here, lr=rate)] for rate in rates]
-        look: dict[str, Any] = {"color": colours[place % len(colours)], "marker": MARKERS[place % len(MARKERS)]}
-        axis.fill_between(rates, list(map(min, found)), list(map(max, found)), color=look["color"], alpha=0.13, lw=0)
+        look: dict[str, Any] = {
+            "color": colour,
+            "marker": MARKERS[place % len(MARKERS)],
+            "ls": DASHES[place % len(DASHES)],
+        }
+        axis.fill_between(rates, list(map(min, found)), list(map(max, found)), color=colour, alpha=0.13, lw=0)
         axis.plot(rates, list(map(fmean, found)), lw=1.7, ms=5.5, **look)
         handles.append(Line2D([], [], label=f"L = {tokens}", **look))
     axis.set_xscale("log")

@@ -10,7 +10,8 @@ their zeros in trained models, and how long untrained ones take to read and pred
 results/relu-attention/verdicts.md.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from nomax.phi import SOFTMAX
 from nomax.study import speed
@@ -44,8 +45,13 @@ def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextRun]:
     return [run for seed in seeds for run in _kinds(setup, seed)]
 
 
-def figures(rows: Sequence[TextRow], setup: TextSetup) -> list[Figure]:
-    """Loss, BLEU, entropy and zeros of each kind, and the times."""
+def figures(
+    rows: Sequence[TextRow], setup: TextSetup, before: Mapping[str, Mapping[str, Any]] | None = None
+) -> list[Figure]:
+    """Loss, BLEU, entropy and zeros of each kind, and the times.
+
+    before: the numbers of verdicts by claim, if times are not to be measured again.
+    """
     panels = [
         Panel("test loss (nats)", loss),
         Panel("BLEU", measurement("bleu")),
@@ -59,7 +65,8 @@ def figures(rows: Sequence[TextRow], setup: TextSetup) -> list[Figure]:
         f"{setup.reluformer_lr:g} for ReLUFormer and what lacks parts of it, {setup.lr:g} for the others."
     )
     named = {"name": "relu-attention", "title": title, "caption": caption}
-    return [listing(rows, panels, lambda row: row.attention, **named), speed.figure(setup)]
+    times = before["S-speed"]["seconds"] if before else speed.measure(setup)
+    return [listing(rows, panels, lambda row: row.attention, **named), speed.figure(setup, times)]
 
 
 def verdicts(rows: Sequence[TextRow], setup: TextSetup) -> list[Verdict]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, geometric_mean
 from typing import Any
 
+from nomax import _colours
 from nomax.phi import SOFTMAX
 from nomax.study.figure import Figure, Table, legend, nothing_yet, percent_axis, sheet
 from nomax.study.row import ImageRow, where
@@ -39,7 +40,7 @@ TITLE = "Does relu/L keep up with softmax as compute grows?"
 CLAIMS = ("W-match", "W-transfer")
 
 RELU = "relu/L"
-PHIS = {SOFTMAX: "#d55e00", RELU: "#0072b2"}
+PHIS = (SOFTMAX, RELU)
 MARKERS = "osD^vP*X<>hp"
 SCORES: dict[str, Callable[[ImageRow], float | None]] = {"accuracy": accuracy, "10-shot accuracy": ten_shot}
 
@@ -229,12 +230,13 @@ def _paint(panels: dict[str, list[Point]]) -> Any:
         _panel(axis, found, markers)
         axis.set_ylabel(name)
         percent_axis(axis)
-    handles = [Line2D([], [], color=colour, lw=2.5, label=phi) for phi, colour in PHIS.items()]
+    handles = [Line2D([], [], color=_colours.of(phi).light, lw=2.5, label=phi) for phi in PHIS]
     handles += [
-        Line2D([], [], ls="", marker=marker, color="#555555", ms=7, label=name) for name, marker in markers.items()
+        Line2D([], [], ls="", marker=marker, color=_colours.SOFT.light, ms=7, label=name)
+        for name, marker in markers.items()
     ]
     if any(point.lost for found in panels.values() for point in found):
-        handles.append(Line2D([], [], ls="", marker="x", ms=8, mew=2, color="#333333", label="some diverged"))
+        handles.append(Line2D([], [], ls="", marker="x", ms=8, mew=2, color=_colours.INK.light, label="some diverged"))
     legend(picture, handles, columns=6)
     return picture
 
@@ -244,7 +246,8 @@ def _panel(axis: Any, found: Sequence[Point], markers: dict[str, str]) -> None:
         nothing_yet(axis)
         return
     axis.set_xscale("log")
-    for phi, colour in PHIS.items():
+    for phi in PHIS:
+        colour = _colours.of(phi).light
         line = [point for point in found if point.phi == phi]
         slope = _slope(line)
         if math.isfinite(slope):
@@ -256,7 +259,9 @@ def _panel(axis: Any, found: Sequence[Point], markers: dict[str, str]) -> None:
         for point in line:
             axis.plot([point.core_hours] * 2, [min(point.entries), max(point.entries)], "-", lw=1.2, color=colour)
             marker = markers[point.variant]
-            axis.plot(point.core_hours, point.mean, marker, ms=7.5, color=colour, mec="white", mew=0.7, zorder=3)
+            axis.plot(
+                point.core_hours, point.mean, marker, ms=7.5, color=colour, mec=_colours.PAPER.light, mew=0.7, zorder=3
+            )
             if point.lost:
                 axis.plot(point.core_hours, point.mean, "x", ms=10, mew=2, color=colour, zorder=4)
     axis.set_xlabel("core-hours")
