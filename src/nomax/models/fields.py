@@ -1,9 +1,11 @@
-"""The values of a config dataclass, checked against its annotations: configs come from files, too."""
+"""The values of a dataclass, checked against its annotations: configs and results come from files, too."""
 
+import math
+from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-_WORDS = {bool: "True or False", int: "an integer", float: "a number", str: "a string", NoneType: "None"}
+_WORDS = {bool: "True or False", int: "an integer", float: "a finite number", str: "a string", NoneType: "None"}
 
 
 def check_fields(config: Any) -> None:
@@ -11,8 +13,7 @@ def check_fields(config: Any) -> None:
     for name, hint in get_type_hints(type(config)).items():
         value = getattr(config, name)
         if not _allows(hint, value):
-            words = _describe(hint)
-            raise ValueError(f"{name}={value!r} must be {words}.")
+            raise ValueError(f"{name}={_shown(value)} must be {_describe(hint)}.")
 
 
 def _allows(hint: Any, value: object) -> bool:
@@ -23,8 +24,20 @@ def _allows(hint: Any, value: object) -> bool:
     if get_origin(hint) is tuple:
         parts = get_args(hint)
         return isinstance(value, tuple) and len(value) == len(parts) and all(map(_allows, parts, value))
+    if get_origin(hint) is Mapping:
+        of_key, of_value = get_args(hint)
+        return isinstance(value, dict) and all(_allows(of_key, k) and _allows(of_value, v) for k, v in value.items())
+    if hint is float:
+        return type(value) in (int, float) and _finite(value)
     # A bool is not an integer here: 224 is a size, True is a slip.
-    return type(value) is hint or (hint is float and type(value) is int)
+    return type(value) is hint
+
+
+def _finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond the largest float
+        return False
 
 
 def _describe(hint: Any) -> str:
@@ -34,4 +47,15 @@ def _describe(hint: Any) -> str:
         return " or ".join(map(repr, get_args(hint)))
     if get_origin(hint) is tuple:
         return f"({', '.join(map(_describe, get_args(hint)))})"
+    if get_origin(hint) is Mapping:
+        return f"an object whose values are each {_describe(get_args(hint)[1])}"
     return _WORDS.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _shown(value: object) -> str:
+    """The value, or as much of it as an error message can take."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested too deeply, or an integer of too many digits
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:80]}…"

@@ -102,7 +102,7 @@ class ViT(nn.Module):
             _lecun_normal(self.head)
             if config.head_zero:
                 nn.init.zeros_(self.head.weight)
-            nn.init.constant_(self.head.bias, config.head_bias)
+            nn.init.constant_(self.head.bias, float(config.head_bias))
 
     @classmethod
     def from_config(cls, config: ViTConfig) -> "ViT":

@@ -117,6 +117,25 @@ class ViTConfig:
         """L, the length of the sequence."""
         return math.prod(self.grid) + self.has_class_token
 
+    @property
+    def matrix_numbers(self) -> int:
+        """How many numbers the weights have, but for biases, norms and other small things."""
+        width, depth, mlp, _ = self.size
+        rep_size = width if self.rep_size is True else int(self.rep_size)
+        blocks = depth * ((4 if self.gate is None else 5) * width * width + 2 * width * mlp)
+        head = width * rep_size + (rep_size or width) * self.num_classes
+        learned = self._positions if self.posemb == "learn" else 0
+        return self.channels * self.patch**2 * width + learned + blocks + head
+
+    @property
+    def fixed_numbers(self) -> int:
+        """How many numbers belong to the model that are no weights."""
+        return self._positions if self.posemb == "sincos2d" else 0
+
+    @property
+    def _positions(self) -> int:
+        return math.prod(self.grid) * self.size.width
+
 
 def _parse(variant: str) -> tuple[str, int]:
     """ "S/16" to "S" and 16."""
