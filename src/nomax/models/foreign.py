@@ -4,7 +4,7 @@ import math
 import re
 import warnings
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -94,7 +94,7 @@ def from_timm(
     _simplify(weights)
     if "pos_embed" not in weights and options.get("posemb") != "sincos2d":
         # Positions of zeros change nothing.
-        size = options.get("image_size", settings.get("image_size"))
+        size: Any = options.get("image_size", settings.get("image_size"))
         grid = ViTConfig(f"mu/{embedding.shape[-1]}", image_size=size).grid
         weights["pos_embed"] = embedding.new_zeros(1, math.prod(grid), len(embedding))
     ours = {_our_name(name): tensor for name, tensor in weights.items()}
@@ -215,8 +215,8 @@ def _told_by(model: nn.Module) -> tuple[dict[str, Any], list[str]]:
     for words, norm in ((PRE_NORM, timm.norm_pre), (EMBED_NORM, getattr(timm.patch_embed, "norm", nn.Identity()))):
         problems[words] = not isinstance(norm, nn.Identity)
     for norm in norms:
-        usual = isinstance(norm, nn.LayerNorm | nn.Identity)
-        problems[f"norms of the kind {type(norm).__name__} instead of LayerNorm"] = not usual
+        is_usual = isinstance(norm, nn.LayerNorm | nn.Identity)
+        problems[f"norms of the kind {type(norm).__name__} instead of LayerNorm"] = not is_usual
         eps = getattr(norm, "eps", 1e-6)
         problems[f"an eps of {eps:g} instead of 1e-6 in its norms"] = eps != 1e-6
     heads, gelu = told.pop() if told else (None, None)
@@ -225,7 +225,7 @@ def _told_by(model: nn.Module) -> tuple[dict[str, Any], list[str]]:
     return settings, [text for text, wrong in problems.items() if wrong]
 
 
-def _gelu(activation: nn.Module) -> Literal["exact", "tanh"] | None:
+def _gelu(activation: nn.Module) -> str | None:
     """Which GELU an activation is, torch's own or timm's; None if it is something else."""
     if isinstance(activation, nn.GELU):
         return "tanh" if activation.approximate == "tanh" else "exact"
