@@ -140,7 +140,7 @@ def test_no_image_is_an_error() -> None:
 
 def test_maps_are_the_weights_of_the_query_over_the_patches() -> None:
     image = images(1)[0]
-    for pool, first in (("tok", 1), ("gap", 0)):
+    for pool, first in (("tok", 1), ("gap", 0), ("0", 0)):
         vit = model("relu/L", pool=pool)
         kept: list[Tensor] = []
         vit.blocks[0].attention.register_forward_pre_hook(  # type: ignore[union-attr]
@@ -148,7 +148,7 @@ def test_maps_are_the_weights_of_the_query_over_the_patches() -> None:
         )
         maps = attention_maps(vit, image)
         assert maps.shape == (1, 2, 4, 4)
-        expected = kept[0][:, 0, 1:] if pool == "tok" else kept[0].mean(1)
+        expected = kept[0].mean(1) if pool == "gap" else kept[0][:, 0, first:]
         assert torch.allclose(maps[0].flatten(1), expected)
         patch = attention_maps(vit, image, (2, 1))
         assert torch.allclose(patch[0].flatten(1), kept[0][:, first + 2 * 4 + 1, first:])

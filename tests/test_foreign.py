@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,18 @@ TIMM = {
     "mean without class token": {"global_pool": "avg", "class_token": False},
     "no position for the class token": {"no_embed_class": True},
     "no biases of query, key, value": {"qkv_bias": False},
+    "no biases of projections and MLPs": {"proj_bias": False, "init_values": 0.1},
+    "no positions": {"pos_embed": "none"},
+    "no positions, rectangular, mean": {"pos_embed": "none", "img_size": (32, 64), "global_pool": "avg"},
+    "the other GELU": {"act_layer": "gelu_tanh"},
+    "GELU by name": {"act_layer": "gelu"},
+    "a mean that would take in a class token if there were one": {
+        "global_pool": "avg",
+        "pool_include_prefix": True,
+        "class_token": False,
+    },
+    "class token, norm after it": {"fc_norm": True},
+    "images of any size": {"dynamic_img_size": True},
     "layer scale": {"init_values": 0.1},
     "no head": {"num_classes": 0},
     "one channel, rectangular": {"in_chans": 1, "img_size": (32, 64)},
@@ -54,15 +67,145 @@ def test_a_timm_model_computes_what_it_did(case: str) -> None:
     assert ours.config.variant == ("S/16" if case == "small" else "Ti/16")
 
 
-def test_a_state_dict_is_enough() -> None:
-    theirs = timm_model(global_pool="avg")
-    x = images()
+# Part of a name in timm, and what its model has that no ViT does. All other models of vision_transformer.py convert.
+REFUSED = {
+    "aimv2_": "SwiGLU instead of Mlp",
+    "beit3_": "a norm of the joined heads",
+    "test_vit[234]|_reg[14]_": "register tokens",
+    "_18x2_": "ParallelThingsBlock instead of Block",
+    "_xp_": "ParallelScalingBlock instead of Block",
+    "_clip_": "a norm before the first block",
+    "_rpn_": "ResPostBlock instead of Block",
+    "_siglip_(?!gap)|_map_": "global_pool='map' instead of 'token' or 'avg'",
+    "giant_patch14_dinov2": "a gated MLP",
+    "intern300m": "no norm after the last block",
+    "_distilled_": "a distillation token",
+}
+
+
+@pytest.mark.slow
+def test_each_of_timms_vision_transformers_computes_what_it_did_or_is_refused_for_what_it_has() -> None:
+    timm = _compat.timm()
+    names = [*timm.list_models(module="vision_transformer"), *timm.list_models(module="deit")]
+    assert len(names) > 150
+    tiny = {"embed_dim": 64, "depth": 4, "num_heads": 2, "mlp_ratio": 4, "patch_size": 16, "img_size": 32}
+    x, refused = images(size=(32, 32)), []
+    for name in names:
+        theirs = timm_model(name, **tiny)
+        given = {"pool": "tok" if theirs.global_pool == "token" else "gap"}
+        given["gelu"] = "tanh" if "GELUTanh" in str(theirs.blocks) else "exact"
+        reasons = [reason for part, reason in REFUSED.items() if re.search(part, name)]
+        if reasons:
+            with pytest.raises(ValueError, match="this timm model cannot become a ViT: it has ") as refusal:
+                models.from_timm(theirs)
+            assert all(reason in str(refusal.value) for reason in reasons), name
+            if "_rpn_" in name:  # of which the weights tell nothing
+                with pytest.warns(UserWarning, match="taken for granted: that blocks normalise before"):
+                    models.from_timm(theirs.state_dict(), "pico/16", **given)
+            else:
+                with pytest.raises(ValueError, match="this timm model cannot become a ViT: it has "):
+                    models.from_timm(theirs.state_dict(), "pico/16", **given)
+            refused.append(name)
+            continue
+        ours = models.from_timm(theirs)
+        with torch.no_grad():
+            want = theirs(x)
+            assert float((ours(x) - want).norm() / want.norm()) < 1e-5, name
+        with pytest.warns(UserWarning, match="taken for granted"):
+            again = models.from_timm(theirs.state_dict(), "pico/16", **given)
+        assert again.config == ours.config
+        assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), again.parameters(), strict=True))
+    if timm.__version__ == "1.0.30":  # of which docs/conversion.md speaks
+        assert (len(names) - len(refused), len(refused)) == (71, 102)
+
+
+def test_a_state_dict_is_enough_with_what_it_does_not_tell() -> None:
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({}, {"pool": "tok", "gelu": "exact"}),
+        ({"global_pool": "avg"}, {"pool": "gap", "gelu": "exact"}),
+        ({"global_pool": "avg", "fc_norm": False}, {"pool": "gap", "gelu": "exact"}),
+        ({"act_layer": "gelu_tanh"}, {"pool": "tok", "gelu": "tanh"}),
+        ({"img_size": (32, 64)}, {"pool": "tok", "gelu": "exact", "image_size": (32, 64)}),
+        ({"pos_embed": "none"}, {"pool": "tok", "gelu": "exact", "image_size": 48}),
+    ]
+    for settings, told in cases:
+        theirs = timm_model(**settings)
+        with pytest.warns(UserWarning, match=r"eps of 1e-6.*pool_include_prefix=False.*from_timm\(model\) makes sure"):
+            ours = models.from_timm(theirs.state_dict(), "Ti/16", **told)
+        x = images(size=theirs.patch_embed.img_size)
+        with torch.no_grad():
+            torch.testing.assert_close(ours(x), theirs(x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_state_dict_is_not_guessed_at() -> None:
+    """These are other models with weights of the same names and shapes, so none of them may pass without a word."""
+    told = {"variant": "Ti/16", "pool": "tok", "gelu": "exact"}
+    for settings in ({"num_heads": 2}, {"global_pool": "avg", "fc_norm": False}, {"act_layer": "gelu_tanh"}):
+        weights = timm_model(**settings).state_dict()
+        for name, words in {
+            "variant": "'Ti/16' for 3",
+            "pool": "'gap' for the mean",
+            "gelu": "'tanh' for act_",
+        }.items():
+            with pytest.raises(ValueError, match=rf"does not tell .*: pass {name}.*{words}.*; or pass the model"):
+                models.from_timm(weights, **{key: value for key, value in told.items() if key != name})
+    for settings in (
+        {"global_pool": "avgmax"},
+        {"global_pool": ""},
+        {"global_pool": "avg", "pool_include_prefix": True},
+    ):
+        with pytest.raises(ValueError, match=r"pass variant.*, pool.*, gelu"):
+            models.from_timm(timm_model(**settings).state_dict())
+    with pytest.raises(ValueError, match=r"pass image_size \(it has no positions"):
+        models.from_timm(timm_model(pos_embed="none").state_dict(), **told)
+    theirs = timm_model(qk_norm=True, num_heads=2)  # here they tell the number of heads
+    with pytest.raises(ValueError, match=r"\(192, 12, 768, 2\).*but variant='Ti/16' is \(192, 12, 768, 3\)"):
+        models.from_timm(
+            {name: tensor for name, tensor in theirs.state_dict().items() if "_norm.bias" not in name or "fc" in name},
+            **told,
+        )
+
+
+def test_a_variant_must_be_that_of_the_weights() -> None:
+    with pytest.raises(ValueError, match=r"\(192, 12, 768, 6\) and .* 16 pixels, but variant='Ti/16' is .*, 3\)"):
+        models.from_timm(timm_model(num_heads=6), "Ti/16")
+    with pytest.raises(ValueError, match=r"patches of 16 pixels, but variant='Ti/8' is .* with patches of 8"):
+        models.from_timm(timm_model(), "Ti/8")
+    with pytest.raises(ValueError, match=r"\(192, 12, 768, 3\) .*, but variant='S/16' is \(384, 12, 1536, 6\)"):
+        models.from_timm(timm_model(), "S/16")
+
+
+def test_pixels_beyond_the_last_whole_patch_are_told_of() -> None:
+    theirs = timm_model(img_size=(50, 40))
+    with pytest.raises(ValueError, match=r"50×40 pixels and leaves out .* Pass image_size=\(48, 32\), and crop"):
+        models.from_timm(theirs)
+    x = images(size=(50, 40))
     with torch.no_grad():
-        torch.testing.assert_close(models.from_timm(theirs.state_dict())(x), theirs(x), rtol=1e-5, atol=1e-5)
-        wide = timm_model(img_size=(32, 64))
-        other = models.from_timm(wide.state_dict(), "Ti/16", image_size=(32, 64))
-        x = images(size=(32, 64))
-        torch.testing.assert_close(other(x), wide(x), rtol=1e-5, atol=1e-5)
+        ours = models.from_timm(theirs, image_size=(48, 32))
+        torch.testing.assert_close(ours(x[:, :, :48, :32]), theirs(x), rtol=1e-5, atol=1e-5)
+
+
+def test_what_one_block_lacks_or_does_is_not_overlooked() -> None:
+    weights = timm_model(init_values=0.1).state_dict()
+    told = {"variant": "Ti/16", "pool": "tok", "gelu": "exact"}
+    for lost, message in (
+        ("blocks.3.attn.qkv.bias", r"missing: blocks.3.attention.qkv.bias"),
+        ("blocks.3.mlp.fc1.bias", r"missing: blocks.3.mlp.up.bias"),
+        ("patch_embed.proj.bias", r"missing: embedding.bias"),
+        ("blocks.5.ls2.gamma", "23 scales ls1.gamma and ls2.gamma"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            models.from_timm({name: tensor for name, tensor in weights.items() if name != lost}, **told)
+    for change, message in (
+        (lambda block: setattr(block.mlp, "act", torch.nn.ReLU()), "the activation ReLU instead of GELU"),
+        (lambda block: setattr(block.mlp, "act", torch.nn.GELU("tanh")), "different numbers of heads or activations"),
+        (lambda block: setattr(block.norm2, "eps", 1e-5), "an eps of 1e-05 instead of 1e-6"),
+        (lambda block: setattr(block.attn, "num_heads", 6), "different numbers of heads"),
+    ):
+        theirs = timm_model()
+        change(theirs.blocks[7])
+        with pytest.raises(ValueError, match=message):
+            models.from_timm(theirs)
 
 
 def test_another_phi_changes_attention_and_nothing_else() -> None:
@@ -106,18 +249,31 @@ def test_qk_norm_maps_where_it_is_a_scale_only_and_is_named_where_not() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: timm_model(reg_tokens=4), r"has 14 positions|unexpected: reg_token"),
-        (lambda: timm_model(reg_tokens=4, no_embed_class=True), r"unexpected: reg_token \[1, 4, 192\]"),
-        (lambda: timm_model(pre_norm=True), "unexpected: norm_pre.weight"),
+        (lambda: timm_model(reg_tokens=4), "has register tokens"),
+        (lambda: timm_model(reg_tokens=4).state_dict(), "has register tokens"),
+        (lambda: timm_model(reg_tokens=4, no_embed_class=True), "has register tokens"),
+        (lambda: timm_model("deit_tiny_distilled_patch16_224"), "a distillation token with a head of its own"),
+        (lambda: timm_model("deit_tiny_distilled_patch16_224").state_dict(), "a distillation token with a head"),
+        (lambda: timm_model("vit_small_patch16_18x2_224", depth=2), "ParallelThingsBlock instead of Block"),
+        (lambda: timm_model("vit_base_patch16_xp_224", depth=2), "ParallelScalingBlock instead of Block"),
+        (lambda: timm_model("vit_base_patch16_xp_224", depth=2).state_dict(), "attention and MLPs side by side"),
+        (lambda: timm_model("vit_tiny_r_s16_p8_224", img_size=128, depth=2), "convolutions before the patches"),
+        (lambda: timm_model(pre_norm=True), "a norm before the first block"),
+        (lambda: timm_model(embed_norm_layer=bare_norm), "a norm of the embedded patches"),
+        (lambda: timm_model(final_norm=False), "no norm after the last block"),
         (lambda: timm_model(act_layer="relu"), "the activation ReLU instead of GELU"),
+        (lambda: timm_model(act_layer="quick_gelu"), "the activation QuickGELU instead of GELU"),
+        (lambda: timm_model(norm_layer="rmsnorm"), "norms of the kind RmsNorm instead of LayerNorm"),
         (lambda: timm_model(global_pool="max"), "global_pool='max' instead of 'token' or 'avg'"),
-        (lambda: timm_model(num_heads=6), r"\(192, 12, 768, 6\), which is none of our sizes: mu"),
-        (lambda: timm_model(depth=2), r"\(192, 2, 768, 3\), which is none of our sizes"),
+        (lambda: timm_model(global_pool="avgmax"), "global_pool='avgmax' instead of 'token' or 'avg'"),
+        (lambda: timm_model(global_pool=""), "global_pool='' instead of 'token' or 'avg'"),
+        (lambda: timm_model(global_pool="avg", pool_include_prefix=True), "a mean that takes in the class token"),
+        (lambda: {**timm_model().state_dict(), "fc_norm.weight": torch.ones(192)}, "norm and fc_norm"),
+        (lambda: timm_model(num_heads=6), r"\(192, 12, 768, 6\) .*, which is none of our sizes: mu"),
+        (lambda: timm_model(depth=2), r"\(192, 2, 768, 3\) .*, which is none of our sizes"),
+        (lambda: timm_model(embed_dim=48).state_dict(), r"\(48, 12, 192, '\?'\) .*, which is none of our sizes"),
         (lambda: {"weight": torch.zeros(2)}, "not a vision transformer"),
-        (
-            lambda: {n: p for n, p in timm_model().state_dict().items() if n != "blocks.3.norm2.bias"},
-            "missing: blocks.3.mlp_norm.bias",
-        ),
+        (lambda: {**timm_model().state_dict(), "patch_embed.proj.weight": torch.zeros(192, 768)}, "not a vision trans"),
     ],
 )
 def test_a_timm_model_that_does_not_map_is_refused_in_words(make: Any, message: str) -> None:
@@ -125,9 +281,20 @@ def test_a_timm_model_that_does_not_map_is_refused_in_words(make: Any, message: 
         models.from_timm(make())
 
 
+def bare_norm(width: int, **_: Any) -> torch.nn.Module:
+    """A norm without weights, so that only the model tells of it."""
+    return torch.nn.LayerNorm(width, elementwise_affine=False)
+
+
 def test_something_else_is_refused() -> None:
-    with pytest.raises(TypeError, match="got a Linear"):
-        models.from_timm(torch.nn.Linear(2, 2))
+    for source, message in (
+        (torch.nn.Linear(2, 2), "got a Linear of torch"),
+        (_compat.torchvision().models.VisionTransformer(32, 16, 1, 2, 32, 64), "got a VisionTransformer of torch"),
+        ({"model": timm_model().state_dict()}, "got a dict, whose values are not all tensors"),
+        ("vit_tiny_patch16_224", "got a str"),
+    ):
+        with pytest.raises(TypeError, match=f"source must be a timm VisionTransformer or its state_dict, {message}"):
+            models.from_timm(source)
 
 
 WIDTH, HEADS, MLP, PATCH, CLASSES = 32, 2, 128, 4, 6
@@ -171,9 +338,12 @@ def checkpoint(
     return {name: random.normal(0.02, 0.2, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def flax_forward(p: dict[str, Array], image: Array) -> Array:
-    """big_vision's ViT by its formula, in numpy and float64; images are [batch, height, width, channels]."""
+def flax_forward(p: dict[str, Array], image: Array, pool: str = "gap") -> dict[str, Array]:
+    """What big_vision's ViT finds, by its formulas and names, in numpy and float64; images are [batch, height, width,
+    channels].
+    """
     p = {name: array.astype(np.float64) for name, array in p.items()}
+    out: dict[str, Array] = {}
 
     def norm(x: Array, name: str) -> Array:
         x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6) * p[f"{name}/scale"]
@@ -182,8 +352,8 @@ def flax_forward(p: dict[str, Array], image: Array) -> Array:
     batch, height, width, _ = image.shape
     rows, columns = height // PATCH, width // PATCH
     patches = image.reshape(batch, rows, PATCH, columns, PATCH, 3)
-    x = np.einsum("nhpwqc,pqcd->nhwd", patches, p["embedding/kernel"]) + p["embedding/bias"]
-    x = x.reshape(batch, rows * columns, WIDTH) + p["pos_embedding"]
+    out["stem"] = np.einsum("nhpwqc,pqcd->nhwd", patches, p["embedding/kernel"]) + p["embedding/bias"]
+    x = out["with_posemb"] = out["stem"].reshape(batch, rows * columns, WIDTH) + p["pos_embedding"]
     if "cls" in p:
         x = np.concatenate([np.tile(p["cls"], (batch, 1, 1)), x], axis=1)
 
@@ -199,18 +369,26 @@ def flax_forward(p: dict[str, Array], image: Array) -> Array:
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
     heads = np.einsum("nhij,njhe->nihe", weights, v)
-    x = x + np.einsum("nihe,hed->nid", heads, p[f"{attention}/out/kernel"]) + p[f"{attention}/out/bias"]
+    y = np.einsum("nihe,hed->nid", heads, p[f"{attention}/out/kernel"]) + p[f"{attention}/out/bias"]
+    out["encoder/block00/sa"], out["encoder/block00/+sa"] = y, x + y
+    x = x + y
 
     y = norm(x, f"{BLOCK}/LayerNorm_1")
     y = y @ p[f"{BLOCK}/MlpBlock_0/Dense_0/kernel"] + p[f"{BLOCK}/MlpBlock_0/Dense_0/bias"]
     y = 0.5 * y * (1 + np.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3)))
-    x = x + y @ p[f"{BLOCK}/MlpBlock_0/Dense_1/kernel"] + p[f"{BLOCK}/MlpBlock_0/Dense_1/bias"]
+    y = y @ p[f"{BLOCK}/MlpBlock_0/Dense_1/kernel"] + p[f"{BLOCK}/MlpBlock_0/Dense_1/bias"]
+    out["encoder/block00/mlp"], out["encoder/block00/+mlp"] = y, x + y
+    out["encoder/pre_ln"] = x + y
 
-    x = norm(x, "Transformer/encoder_norm")
-    x = x[:, 0] if "cls" in p else x.mean(1)
+    encoded = out["encoded"] = norm(x + y, "Transformer/encoder_norm")
+    x = out["head_input"] = encoded.mean(1) if "cls" not in p and pool == "gap" else encoded[:, 0]
+    two = encoded[:, int("cls" in p) :].reshape(batch, rows, columns, WIDTH)
     if "pre_logits/kernel" in p:
-        x = np.tanh(x @ p["pre_logits/kernel"] + p["pre_logits/bias"])
-    return x @ p["head/kernel"] + p["head/bias"] if "head/kernel" in p else x
+        x, two = (np.tanh(y @ p["pre_logits/kernel"] + p["pre_logits/bias"]) for y in (x, two))
+    out["pre_logits"], out["pre_logits_2d"] = x, two
+    if "head/kernel" in p:
+        out["logits"], out["logits_2d"] = (y @ p["head/kernel"] + p["head/bias"] for y in (x, two))
+    return out
 
 
 def saved(folder: Path, arrays: dict[str, Array], prefix: str = "params/") -> Path:
@@ -219,10 +397,23 @@ def saved(folder: Path, arrays: dict[str, Array], prefix: str = "params/") -> Pa
     return path
 
 
+def converted(folder: Path, arrays: dict[str, Array], prefix: str = "params/", **options: Any) -> ViT:
+    """The model of a checkpoint, which has the mean of its patches pooled unless it has a class token."""
+    options = {"pool": None if "cls" in arrays else "gap", **options}
+    return models.from_big_vision(saved(folder, arrays, prefix), **options)
+
+
 def assert_same(model: ViT, arrays: dict[str, Array], size: tuple[int, int] = (12, 12)) -> None:
+    """Compare the result and all that comes before it, by big_vision's names."""
     x = images(size=size)
-    want = flax_forward(arrays, x.permute(0, 2, 3, 1).double().numpy())
-    torch.testing.assert_close(model(x).detach().double(), torch.from_numpy(want), rtol=1e-4, atol=1e-5)
+    want = flax_forward(arrays, x.permute(0, 2, 3, 1).double().numpy(), model.config.pool)
+    with torch.no_grad():
+        result, found = model(x, intermediates=True)
+        assert torch.equal(result, model(x))
+    assert found.keys() == want.keys()
+    assert torch.equal(result, found["logits" if "logits" in want else "pre_logits"])
+    for name, array in want.items():
+        torch.testing.assert_close(found[name].double(), torch.from_numpy(array), rtol=1e-4, atol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("prefix", ["params/", "opt/target/", ""])
@@ -232,21 +423,52 @@ def assert_same(model: ViT, arrays: dict[str, Array], size: tuple[int, int] = (1
 )
 def test_a_big_vision_checkpoint_computes_what_it_did(tmp_path: Path, settings: dict[str, Any], prefix: str) -> None:
     arrays = checkpoint(**settings)
-    path = saved(tmp_path, arrays, prefix)
-    model = models.from_big_vision(path)
+    model = converted(tmp_path, arrays, prefix)
     config = model.config
     assert (config.variant, config.image_size, config.num_classes, config.gelu) == ("mu/4", 12, CLASSES, "tanh")
     assert config.pool == settings.get("pool", "gap")
     assert config.rep_size == {None: False, WIDTH: True, 10: 10}[settings.get("rep_size")]
     assert_same(model, arrays)
-    assert models.from_big_vision(path, phi="relu/L").config.phi == "relu/L"
+    assert converted(tmp_path, arrays, prefix, phi="relu/L").config.phi == "relu/L"
 
 
 def test_optimiser_state_beside_the_parameters_is_left_alone(tmp_path: Path) -> None:
     arrays = checkpoint()
     path = tmp_path / "checkpoint.npz"
     np.savez(path, **{f"params/{n}": a for n, a in arrays.items()}, **{f"opt/0/mu/{n}": a for n, a in arrays.items()})
-    assert_same(models.from_big_vision(path), arrays)
+    assert_same(models.from_big_vision(path, pool="gap"), arrays)
+
+
+def test_what_a_model_without_class_token_pools_is_asked_for_and_not_guessed(tmp_path: Path) -> None:
+    """pool_type="0" has the same arrays as "gap"."""
+    arrays = checkpoint()
+    path = saved(tmp_path, arrays)
+    with pytest.raises(ValueError, match=r"pool=None must be 'gap' or '0': .*checkpoint.npz has no class token"):
+        models.from_big_vision(path)
+    with pytest.raises(ValueError, match=r"pool='tok' must be 'gap' or '0'"):
+        models.from_big_vision(path, pool="tok")
+    mean, first = models.from_big_vision(path, pool="gap"), models.from_big_vision(path, pool="0")
+    assert_same(mean, arrays)
+    assert_same(first, arrays)
+    x = images(size=(12, 12))
+    assert not torch.allclose(mean(x), first(x), atol=1e-2)
+    models.save(first, tmp_path / "first")
+    assert torch.equal(models.load(tmp_path / "first")(x), first(x))
+    path = saved(tmp_path, checkpoint(pool="tok"))
+    with pytest.raises(ValueError, match=r"pool='gap' cannot be: .* has a class token"):
+        models.from_big_vision(path, pool="gap")
+    assert models.from_big_vision(path, pool="tok").config == models.from_big_vision(path).config
+
+
+def test_a_variant_of_other_heads_is_refused(tmp_path: Path) -> None:
+    arrays = checkpoint()
+    attention = f"{BLOCK}/MultiHeadDotProductAttention_0"
+    for name in ("query", "key", "value"):
+        arrays[f"{attention}/{name}/kernel"] = arrays[f"{attention}/{name}/kernel"].reshape(WIDTH, 4, 8)
+        arrays[f"{attention}/{name}/bias"] = arrays[f"{attention}/{name}/bias"].reshape(4, 8)
+    arrays[f"{attention}/out/kernel"] = arrays[f"{attention}/out/kernel"].reshape(4, 8, WIDTH)
+    with pytest.raises(ValueError, match=r"\(32, 1, 128, 4\) .*, but variant='mu/4' is \(32, 1, 128, 2\)"):
+        converted(tmp_path, arrays, variant="mu/4")
 
 
 def test_blocks_stacked_by_a_scan_are_unstacked(tmp_path: Path) -> None:
@@ -255,7 +477,7 @@ def test_blocks_stacked_by_a_scan_are_unstacked(tmp_path: Path) -> None:
         name.replace("encoderblock_0", "encoderblock"): a[None] if "encoderblock" in name else a
         for name, a in arrays.items()
     }
-    assert_same(models.from_big_vision(saved(tmp_path, stacked)), arrays)
+    assert_same(converted(tmp_path, stacked), arrays)
 
 
 @pytest.mark.parametrize(
@@ -273,21 +495,21 @@ def test_old_names_and_the_old_position_of_the_class_token_are_understood(tmp_pa
     own = np.full((1, 1, WIDTH), 0.3, np.float32)
     old[place] = np.concatenate([own, arrays["pos_embedding"]], axis=1)
     arrays["cls"] = arrays["cls"] + own
-    assert_same(models.from_big_vision(saved(tmp_path, old, "")), arrays)
+    assert_same(converted(tmp_path, old, ""), arrays)
 
 
 def test_bfloat16_arrays_are_read(tmp_path: Path) -> None:
     arrays = checkpoint()
     halves = {name: torch.from_numpy(a).bfloat16().view(torch.int16).numpy().view("V2") for name, a in arrays.items()}
     rounded = {name: torch.from_numpy(a).bfloat16().float().numpy() for name, a in arrays.items()}
-    assert_same(models.from_big_vision(saved(tmp_path, halves)), rounded)
+    assert_same(converted(tmp_path, halves), rounded)
 
 
 def test_fixed_positions_rectangles_and_a_missing_head(tmp_path: Path) -> None:
     arrays = checkpoint(side=4)
-    assert_same(models.from_big_vision(saved(tmp_path, arrays), image_size=(8, 32)), arrays, (8, 32))
+    assert_same(converted(tmp_path, arrays, image_size=(8, 32)), arrays, (8, 32))
     del arrays["pos_embedding"], arrays["head/kernel"], arrays["head/bias"]
-    model = models.from_big_vision(saved(tmp_path, arrays), image_size=12)
+    model = converted(tmp_path, arrays, image_size=12)
     assert (model.config.posemb, model.config.num_classes) == ("sincos2d", 0)
     assert_same(model, {**arrays, "pos_embedding": model.posemb.numpy()})
 
@@ -307,14 +529,14 @@ def changed(**changes: Array | None) -> dict[str, Array]:
         (changed(t=np.zeros(3)), r"unexpected: t \[3\]"),
         (changed(pos_embedding=np.zeros((1, 10, WIDTH))), "has 10 positions, which do not fit images of 12×12"),
         (changed(embedding__kernel=np.zeros((4, 8, 3, WIDTH))), "patches of 4×8 pixels"),
-        (changed(embedding__kernel=np.zeros((4, 4, 3, 40))), r"\(40, 1, 128, 2\), which is none of our sizes"),
+        (changed(embedding__kernel=np.zeros((4, 4, 3, 40))), r"\(40, 1, 128, 2\) .*, which is none of our sizes"),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused_in_words(
     tmp_path: Path, arrays: dict[str, Array], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        models.from_big_vision(saved(tmp_path, arrays))
+        converted(tmp_path, arrays)
 
 
 def test_files_that_are_no_checkpoint_are_refused_and_no_pickle_is_opened(tmp_path: Path) -> None:
@@ -328,6 +550,12 @@ def test_files_that_are_no_checkpoint_are_refused_and_no_pickle_is_opened(tmp_pa
             models.from_big_vision(tmp_path / "bad.npz")
     with zipfile.ZipFile(tmp_path / "bad.npz", "w") as file:
         file.writestr("embedding/kernel.npy", b"\x93NUMPY broken")
+    with pytest.raises(ValueError, match="not a checkpoint"):
+        models.from_big_vision(tmp_path / "bad.npz")
+    np.savez_compressed(tmp_path / "bad.npz", **{"embedding/kernel": np.zeros((4, 4, 3, 32))})
+    content = bytearray((tmp_path / "bad.npz").read_bytes())
+    content[80:90] = b"\xff" * 10
+    (tmp_path / "bad.npz").write_bytes(content)
     with pytest.raises(ValueError, match="not a checkpoint"):
         models.from_big_vision(tmp_path / "bad.npz")
     np.savez(tmp_path / "bad.npz", **{"embedding/kernel": np.array([{}], dtype=object)})

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -131,6 +133,76 @@ def edited(folder: Path, **changes: object) -> Path:
 def test_a_config_that_does_not_fit_is_named(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         models.load(edited(tmp_path, **changes))
+
+
+ABSURD = [
+    ("vit", {"variant": "e/4"}, r"asks for a model of at least 3,\d+,\d+,\d+ numbers, but .*safetensors has [\d,]+:"),
+    ("vit", {"num_classes": 10**10}, "asks for a model of at least 320,0"),
+    ("vit", {"image_size": 4 * 10**6}, "asks for a model of at least 32,0"),
+    ("vit", {"image_size": 4 * 10**6, "posemb": "sincos2d"}, "no more than 268,435,456 may be fixed positions"),
+    ("vit", {"channels": 10**40}, "asks for a model of at least"),
+    ("text", {"decoder_layers": 10**7}, "decoder_layers=10000000 must be at most 1,000"),
+    ("text", {"encoder_layers": 10**7}, "encoder_layers=10000000 must be at most 1,000"),
+    ("text", {"vocabulary": 10**12}, "asks for a model of at least"),
+    ("text", {"slots": 10**11}, "asks for a model of at least"),
+    ("text", {"dim": 10**8}, "asks for a model of at least"),
+    ("text", {"max_length": 10**11}, "may be fixed positions"),
+]
+LOAD_WITHIN_A_GIBIBYTE = """
+import resource, sys
+from nomax import models
+now = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (now + 2**30, now + 2**30))
+for folder in sys.argv[1:]:
+    try:
+        models.load(folder)
+    except ValueError as error:
+        print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits a process's memory by Linux's means")
+def test_a_config_of_absurd_sizes_is_refused_before_it_takes_memory(tmp_path: Path) -> None:
+    folders = [tmp_path / str(number) for number in range(len(ABSURD))]
+    for folder, (kind, changes, _) in zip(folders, ABSURD, strict=True):
+        models.save(model() if kind == "vit" else models.ReLUFormer(9, dim=4, heads=2, slots=3, max_length=4), folder)
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    command = [sys.executable, "-c", LOAD_WITHIN_A_GIBIBYTE, *map(str, folders)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for said, (_, _, message) in zip(done.stdout.splitlines(), ABSURD, strict=True):
+        assert re.search(message, said)
+
+
+def test_the_sizes_of_a_config_bound_those_of_its_model() -> None:
+    vits = (
+        {},
+        {"pool": "tok", "rep_size": 9},
+        {"posemb": "sincos2d", "gate": None},
+        {"rep_size": True, "num_classes": 0},
+    )
+    texts = ({}, {"encoder_layers": 0}, {"positions": "rotary"}, {"joined_norm": "rela", "memory_norm": True})
+    made = [ViT("mu/4", **{**SMALL, **changes}) for changes in vits]
+    made += [models.ReLUFormer(300, dim=64, slots=32, max_length=9, **changes) for changes in texts]
+    for one in made:
+        numbers = sum(parameter.numel() for parameter in one.parameters())
+        assert 0.9 * numbers < one.config.matrix_numbers < numbers
+        assert one.config.fixed_numbers == sum(buffer.numel() for buffer in one.buffers())
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, '{"model_type": []}', '{"model_type": {}}', "NaN"])
+def test_a_config_that_is_no_config_is_refused_in_words(tmp_path: Path, text: str) -> None:
+    models.save(model(), tmp_path)
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"config.json"):
+        models.load(tmp_path)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 10**400], ids=["nan", "inf", "beyond any float"])
+def test_a_number_in_a_config_is_finite(tmp_path: Path, value: float) -> None:
+    with pytest.raises(ValueError, match=r"head_bias=.* must be a finite number"):
+        models.load(edited(tmp_path, head_bias=value))
 
 
 def test_weights_that_are_no_numbers_with_a_point_are_named(tmp_path: Path) -> None:

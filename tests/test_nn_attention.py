@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import nomax
-from nomax.nn import Attention, KeyValueCache
+from nomax.nn import Attention, GatedRMSNorm, KeyValueCache
 
 PHIS = ("relu/L", "softmax", "gelu/L", "sigmoid(x-log L)", "1.5*softplus(x-0.3)/L^0.5", "relu2/L^2, L=keys")
 
@@ -98,11 +98,24 @@ def test_relas_norm_is_its_formula_on_the_joined_heads(gate: str | None) -> None
     weights = module.weights(x).double()
     joined = torch.einsum("bhij,bjhd->bihd", weights, module.qkv(x)[..., 48:].double().reshape(2, 7, 3, 8)).flatten(2)
     scale, vector = (module.joined_norm.get_parameter(name).double() for name in ("scale", "gate"))
-    normal = scale * joined / (joined.square().mean(-1, keepdim=True) + 1e-6).sqrt() / (1 + (-vector * joined).exp())
+    normal = scale * joined / (joined.square().mean(-1, keepdim=True) + 1e-8).sqrt() / (1 + (-vector * joined).exp())
     if gate is not None:
         normal = normal * F.silu(module.gate(x).double())
     want = normal @ module.out.weight.double().T + module.out.bias.double()
     torch.testing.assert_close(module(x).double(), want, rtol=1e-4, atol=1e-4)
+
+
+def test_relas_norm_has_the_originals_eps_which_decides_for_small_vectors() -> None:
+    """The authors' code (bzhangGo/zero, gated_rms_norm) adds 1e-8 to the mean of squares."""
+    norm = GatedRMSNorm(6)
+    torch.nn.init.normal_(norm.scale)
+    torch.nn.init.normal_(norm.gate)
+    scale, gate = norm.scale.tolist(), norm.gate.tolist()
+    for size in (1e-5, 1e-4, 1e-3, 1.0):
+        x = [size * value for value in (1.0, -2.0, 0.5, 3.0, -1.5, 0.25)]
+        rms = math.sqrt(sum(value * value for value in x) / 6 + 1e-8)
+        want = [s * value / rms / (1 + math.exp(-g * value)) for s, g, value in zip(scale, gate, x, strict=True)]
+        torch.testing.assert_close(norm(torch.tensor(x)), torch.tensor(want), rtol=1e-5, atol=0)
 
 
 def test_relas_norm_starts_with_a_scale_of_one_and_stands_rows_of_zeros() -> None:

@@ -115,7 +115,7 @@ class Formulas:
         joined = (a @ v).swapaxes(0, 1).reshape(len(x), -1)
         if self.config.joined_norm == "rela":
             scale, gate = self.state[f"{name}.joined_norm.scale"], self.state[f"{name}.joined_norm.gate"]
-            rms = np.sqrt((joined**2).mean(-1, keepdims=True) + 1e-6)
+            rms = np.sqrt((joined**2).mean(-1, keepdims=True) + 1e-8)
             joined = scale * joined / rms / (1 + np.exp(-gate * joined))
         return self.linear(joined, f"{name}.out")
 

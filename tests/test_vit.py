@@ -101,7 +101,8 @@ def test_every_intermediate_has_big_visions_name() -> None:
     x = images(model)
     logits, found = model(x, intermediates=True)
     blocks = [f"encoder/block{i:02d}/{part}" for i in range(12) for part in ("sa", "+sa", "mlp", "+mlp")]
-    names = ["stem", "with_posemb", *blocks, "encoded", "head_input", "pre_logits", "logits"]
+    names = ["stem", "with_posemb", *blocks, "encoder/pre_ln", "encoded", "head_input"]
+    names += ["pre_logits_2d", "pre_logits", "logits_2d", "logits"]
     assert sorted(found) == sorted(names)
     assert torch.equal(found["logits"], logits)
     assert torch.equal(logits, model(x))
@@ -112,6 +113,12 @@ def test_every_intermediate_has_big_visions_name() -> None:
     before = found["encoder/block03/+mlp"]
     assert torch.equal(found["encoder/block04/+sa"], before + found["encoder/block04/sa"])
     assert torch.equal(found["head_input"], found["encoded"][:, 0])
+    assert torch.equal(found["encoder/pre_ln"], found["encoder/block11/+mlp"])
+    assert list(found["pre_logits_2d"].shape) == [2, 2, 2, 192]
+    for patch in range(4):  # those in 2d are what the head makes of each patch
+        one = torch.tanh(model.pre_logits(found["encoded"][:, 1 + patch]))
+        torch.testing.assert_close(found["pre_logits_2d"][:, patch // 2, patch % 2], one)
+        torch.testing.assert_close(found["logits_2d"][:, patch // 2, patch % 2], model.head(one))
 
 
 def test_positions_are_added_to_patches_only_and_the_class_token_comes_first() -> None:
@@ -133,6 +140,15 @@ def test_gap_is_the_mean_of_the_normed_tokens_and_norm_pooled_the_norm_of_their_
     other = ViT.from_config(replace(model.config, norm="pooled"))
     other.load_state_dict(model.state_dict())
     torch.testing.assert_close(other(x), model.norm(last.mean(1)))
+    torch.testing.assert_close(other(x, intermediates=True)[1]["pre_logits_2d"], model.norm(last).unflatten(1, (2, 2)))
+
+
+def test_the_first_patch_can_be_pooled_as_big_vision_does() -> None:
+    model = randomised(ViT("mu/4", image_size=8, num_classes=0, pool="0"))
+    x = images(model)
+    out, found = model(x, intermediates=True)
+    assert model.class_token is None
+    assert torch.equal(out, found["encoded"][:, 0])
 
 
 def test_a_model_starts_as_big_visions_does() -> None:
@@ -286,7 +302,7 @@ def test_a_config_survives_json_and_makes_the_same_model() -> None:
         ({"image_size": (224, 8)}, r"image_size=\(224, 8\) must be a multiple"),
         ({"image_size": (1, 2, 3)}, r"image_size=\(1, 2, 3\) must be an integer or \(an integer, an integer\)"),
         ({"image_size": "224"}, "image_size='224' must be an integer"),
-        ({"pool": "map"}, "pool='map' must be 'gap' or 'tok'"),
+        ({"pool": "map"}, "pool='map' must be 'gap' or 'tok' or '0'"),
         ({"posemb": "rope"}, "posemb='rope' must be 'learn' or 'sincos2d'"),
         ({"gate": "relu"}, "gate='relu' must be 'silu' or 'sigmoid' or 'identity' or None"),
         ({"phi": "relu/l"}, "did you mean 'relu/L'"),

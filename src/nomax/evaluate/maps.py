@@ -15,12 +15,13 @@ def attention_maps(model: ViT, image: Tensor, query: Query | None = None) -> Ten
     """The weights that patches get, for every layer and head: [layers, heads, rows of patches, columns of patches].
 
     image: [C, height, width] in [−1, 1]. query: who looks: "class", the class token; "mean", all patches, of which the
-    mean is taken; (row, column), one patch. None: the class token if the model pools it, else the mean.
+    mean is taken; (row, column), one patch. None: the one that the model pools, or the mean if it pools that.
     """
     config = model.config
     first, (rows, columns) = int(config.has_class_token), config.grid
     if query is None:
-        query = "class" if config.pool == "tok" else "mean"
+        pooled: dict[str, Query] = {"tok": "class", "gap": "mean", "0": (0, 0)}
+        query = pooled[config.pool]
     if query == "mean":
         lookers = slice(first, None)
     elif query == "class":

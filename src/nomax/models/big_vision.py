@@ -2,6 +2,7 @@
 
 import re
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +12,39 @@ from torch import Tensor
 
 from nomax.models.foreign import build
 from nomax.models.vit import ViT
+from nomax.models.vit_config import Pool
 from nomax.phi import Phi
 
 BLOCK = "Transformer/encoderblock"
 
 
-def from_big_vision(path: str | Path, variant: str | None = None, phi: str | Phi = "softmax", **options: Any) -> ViT:
+def from_big_vision(
+    path: str | Path,
+    variant: str | None = None,
+    phi: str | Phi = "softmax",
+    pool: Pool | None = None,
+    **options: Any,
+) -> ViT:
     """Make a ViT with the weights of a big_vision checkpoint (.npz).
 
-    Size, patch, classes, pooling and positions are read off the arrays; `options` are fields of ViTConfig that these do
-    not tell, e.g. image_size where positions are fixed or images no squares.
+    Size, patch, classes, the class token and learned positions are read off the arrays. These do not tell how a model
+    without class token was pooled, so that has to be said:
+
+    pool: big_vision's pool_type, "gap", which is its default, for the mean of the patches, or "0" for the first patch.
+    options: fields of ViTConfig that the arrays do not tell, e.g. image_size where positions are fixed or images no
+      squares.
     """
     arrays = _read(Path(path))
-    if strange := [name for name in arrays if name.startswith("MAPHead")]:
+    if strange := [name for name in arrays if name == "probe" or name.startswith("MAPHead")]:
         raise ValueError(f"{path} pools with an attention head of its own ({strange[0]}, …), which ViT does not have.")
-    settings: dict[str, Any] = {"pool": "tok" if "cls" in arrays else "gap"}
+    if "cls" in arrays and pool not in ("tok", None):
+        raise ValueError(f"pool={pool!r} cannot be: {path} has a class token (cls), which is what its model pools.")
+    if "cls" not in arrays and pool not in ("gap", "0"):
+        raise ValueError(
+            f"pool={pool!r} must be 'gap' or '0': {path} has no class token, and its arrays do not tell what the model "
+            "pools instead. Pass big_vision's pool_type: 'gap', its default, is the mean of the patches, '0' the first."
+        )
+    settings: dict[str, Any] = {"pool": pool or "tok"}
     query = arrays.get(f"{BLOCK}_0/MultiHeadDotProductAttention_0/query/kernel")
     if query is not None and query.dim() == 3:
         settings["heads"] = query.shape[1]
@@ -55,7 +74,7 @@ def _read(path: Path) -> dict[str, Tensor]:
             arrays = {name.removeprefix(prefixes[0]): file[name] for name in names}
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no file {str(path)!r}.") from None
-    except (AttributeError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except (AttributeError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} is not a checkpoint of a big_vision ViT: {error}.") from None
     tensors: dict[str, Tensor] = {}
     for name, array in arrays.items():

@@ -1,10 +1,11 @@
-"""The values of a config dataclass, checked against its annotations: configs come from files, too."""
+"""The values of a dataclass, checked against its annotations: configs and results come from files, too."""
 
-import reprlib
+import math
+from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-_WORDS = {bool: "True or False", int: "an integer", float: "a number", str: "a string", NoneType: "None"}
+_WORDS = {bool: "True or False", int: "an integer", float: "a finite number", str: "a string", NoneType: "None"}
 
 
 def check_fields(config: Any) -> None:
@@ -12,8 +13,7 @@ def check_fields(config: Any) -> None:
     for name, hint in get_type_hints(type(config)).items():
         value = getattr(config, name)
         if not _allows(hint, value):
-            words = _describe(hint)
-            raise ValueError(f"{name}={reprlib.repr(value)} must be {words}.")
+            raise ValueError(f"{name}={_shown(value)} must be {_describe(hint)}.")
 
 
 def _allows(hint: Any, value: object) -> bool:
@@ -26,8 +26,20 @@ def _allows(hint: Any, value: object) -> bool:
         if parts[1:] == (...,):
             return isinstance(value, tuple) and all(_allows(parts[0], each) for each in value)
         return isinstance(value, tuple) and len(value) == len(parts) and all(map(_allows, parts, value))
+    if get_origin(hint) is Mapping:
+        of_key, of_value = get_args(hint)
+        return isinstance(value, dict) and all(_allows(of_key, k) and _allows(of_value, v) for k, v in value.items())
+    if hint is float:
+        return type(value) in (int, float) and _finite(value)
     # A bool is not an integer here: 224 is a size, True is a slip.
-    return type(value) is hint or (hint is float and type(value) is int)
+    return type(value) is hint
+
+
+def _finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond the largest float
+        return False
 
 
 def _describe(hint: Any) -> str:
@@ -39,4 +51,15 @@ def _describe(hint: Any) -> str:
         if get_args(hint)[1:] == (...,):
             return f"a list (every entry {_describe(get_args(hint)[0])})"
         return f"({', '.join(map(_describe, get_args(hint)))})"
+    if get_origin(hint) is Mapping:
+        return f"an object whose values are each {_describe(get_args(hint)[1])}"
     return _WORDS.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _shown(value: object) -> str:
+    """The value, or as much of it as an error message can take."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested too deeply, or an integer of too many digits
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:80]}…"

@@ -2,6 +2,7 @@
 
 import math
 import re
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from nomax.models.hub import fill
 from nomax.models.vit import ViT
-from nomax.models.vit_config import SIZES
+from nomax.models.vit_config import SIZES, ViTConfig, parse_variant
 from nomax.phi import Phi
 
 TIMM_NAMES = {
@@ -28,27 +29,79 @@ TIMM_NAMES = {
 }
 
 
+PRE_NORM = "a norm before the first block (pre_norm), as CLIP has"
+EMBED_NORM = "a norm of the embedded patches (embed_norm_layer)"
+# Weights that have no place in a ViT, by their names in timm.
+STRANGE = {
+    r"reg_token": "register tokens (reg_tokens)",
+    r"dist_token|head_dist\..+": "a distillation token with a head of its own, as distilled DeiT has",
+    r"norm_pre\..+": PRE_NORM,
+    r"attn_pool\..+": "attention pooling (attn_pool)",
+    r"patch_embed\.backbone\..+": "convolutions before the patches (embed_layer)",
+    r"patch_embed\.norm\..+": EMBED_NORM,
+    r"blocks\.\d+\.attn\.norm\..+": "a norm of the joined heads (scale_attn_norm)",
+    r"blocks\.\d+\.attn\.(lambda_|sub_norm).+": "differential attention (attn_layer='diff')",
+    r"blocks\.\d+\.attn\.gate\..+": "gated attention",
+    r"blocks\.\d+\.mlp\.norm\..+": "a norm within the MLP (scale_mlp_norm)",
+    r"blocks\.\d+\.mlp\.(fc1_[gx]|w\d+)\..+": "a gated MLP (mlp_layer)",
+    r"blocks\.\d+\.(in_proj|attns|ffns)\..+": "attention and MLPs side by side in a block (block_fn)",
+}
+ASSUMED = (
+    "a state_dict does not tell, so it is taken for granted: that blocks normalise before attention and MLP, not after "
+    "(block_fn=ResPostBlock); that norms are LayerNorm with an eps of 1e-6; that the activation is GELU; and that a "
+    "mean leaves out the class token (pool_include_prefix=False). from_timm(model) makes sure of all that."
+)
+
+
 def from_timm(
     source: nn.Module | Mapping[str, Tensor], variant: str | None = None, phi: str | Phi = "softmax", **options: Any
 ) -> ViT:
     """Make a ViT with the weights of a timm VisionTransformer, given as model or as state_dict.
 
-    With phi="softmax" it computes what timm's does; any other φ changes its attention only. What a state_dict does not
-    tell is taken to be as usual in timm (exact GELU; the class token is pooled where there is one); `options` are
-    fields of ViTConfig that say otherwise, e.g. pool="gap", or image_size=(height, width) where that is no square.
+    With phi="softmax" it computes what timm's does; any other φ changes its attention only. What timm's model does and
+    no ViT can do is an error that names it. `options` are fields of ViTConfig.
+
+    A state_dict tells less than a model. What it does not tell has to be given: a variant with the right number of
+    heads, pool, gelu ("exact" unless timm's act_layer says otherwise), and image_size if there are no positions; a
+    warning says what is taken for granted besides.
     """
-    settings: dict[str, Any] = {"gelu": "exact"}
+    settings: dict[str, Any] = {}
+    problems: list[str] = []
     if isinstance(source, nn.Module):
-        settings |= _timm_settings(source)
-        source = source.state_dict()
-    tensors = {name: tensor.detach() for name, tensor in source.items()}
-    settings["norm"] = "pooled" if "fc_norm.weight" in tensors else "tokens"
-    settings["class_token"] = "cls_token" in tensors
-    settings.setdefault("pool", "tok" if settings["class_token"] and settings["norm"] == "tokens" else "gap")
-    settings["qk_norm"] = "blocks.0.attn.q_norm.weight" in tensors
-    _simplify(tensors)
-    renamed = {_our_name(name): tensor for name, tensor in tensors.items()}
-    return build("the timm model", variant, phi, renamed, settings, options)
+        settings, problems = _told_by(source)
+        weights = {name: tensor.detach() for name, tensor in source.state_dict().items()}
+    elif isinstance(source, Mapping) and all(isinstance(tensor, Tensor) for tensor in source.values()):
+        weights = {name: tensor.detach() for name, tensor in source.items()}
+    else:
+        inner = ", whose values are not all tensors" if isinstance(source, Mapping) else ""
+        raise TypeError(
+            f"source must be a timm VisionTransformer or its state_dict, got a {type(source).__name__}{inner}."
+        )
+    if problems := list(dict.fromkeys([*problems, *_strange(weights)])):
+        raise ValueError(
+            f"this timm model cannot become a ViT: it has {', and '.join(problems)}. ViT does not do that, and would "
+            "compute something else with these weights: choose another model."
+        )
+    _require("the timm model", weights, "patch_embed.proj.weight", "blocks.0.mlp.fc1.weight")
+    embedding = weights["patch_embed.proj.weight"]
+    settings["norm"] = "pooled" if "fc_norm.weight" in weights else "tokens"
+    settings["class_token"] = "cls_token" in weights
+    if (query_norm := weights.get("blocks.0.attn.q_norm.weight")) is not None:
+        settings["qk_norm"] = True
+        settings.setdefault("heads", len(embedding) // len(query_norm))
+    if not isinstance(source, nn.Module):
+        _ask(weights, variant, settings, options)
+    _simplify(weights)
+    if "pos_embed" not in weights and options.get("posemb") != "sincos2d":
+        # Positions of zeros change nothing.
+        size: Any = options.get("image_size", settings.get("image_size"))
+        grid = ViTConfig(f"mu/{embedding.shape[-1]}", image_size=size).grid
+        weights["pos_embed"] = embedding.new_zeros(1, math.prod(grid), len(embedding))
+    ours = {_our_name(name): tensor for name, tensor in weights.items()}
+    model = build("the timm model", variant, phi, ours, settings, options)
+    if not isinstance(source, nn.Module):
+        warnings.warn(ASSUMED, stacklevel=2)
+    return model
 
 
 def build(
@@ -63,9 +116,7 @@ def build(
 
     settings: what else the source tells, fields of ViTConfig and maybe "heads"; options: what the caller wants.
     """
-    for name in ("embedding.weight", "blocks.0.mlp.up.weight"):
-        if name not in tensors:
-            raise ValueError(f"{source} has nothing for our {name}: it is not a vision transformer of the usual form.")
+    _require(source, tensors, "embedding.weight", "blocks.0.mlp.up.weight")
     width, channels, patch, patch_width = tensors["embedding.weight"].shape
     if patch != patch_width:
         raise ValueError(f"{source} has patches of {patch}×{patch_width} pixels, but those of ViT are squares.")
@@ -73,11 +124,17 @@ def build(
     shape = (width, depth, len(tensors["blocks.0.mlp.up.weight"]))
     heads = settings.pop("heads", None)
     sizes = [name for name, size in SIZES.items() if size[:3] == shape and heads in (None, size.heads)]
-    if variant is None and not sizes:
-        known = "; ".join(f"{name} {tuple(size)}" for name, size in SIZES.items())
-        raise ValueError(
-            f"{source} has (width, depth, MLP, heads) = {(*shape, heads or '?')}, which is none of our sizes: {known}."
-        )
+    has = f"{source} has (width, depth, MLP, heads) = {(*shape, heads or '?')} and patches of {patch} pixels"
+    if variant is None:
+        if not sizes:
+            known = "; ".join(f"{name} {tuple(size)}" for name, size in SIZES.items())
+            raise ValueError(f"{has}, which is none of our sizes: {known}.")
+        if heads is None:
+            raise ValueError(f"{has}: pass the variant with its number of heads, such as {sizes[0]}/{patch}.")
+        variant = f"{sizes[0]}/{patch}"
+    size, pixels = parse_variant(variant)
+    if (*size[:3], pixels) != (*shape, patch) or heads not in (None, size.heads):
+        raise ValueError(f"{has}, but variant={variant!r} is {tuple(size)} with patches of {pixels}.")
     settings["num_classes"] = len(tensors["head.weight"]) if "head.weight" in tensors else 0
     if "pre_logits.weight" in tensors:
         rep_size = len(tensors["pre_logits.weight"])
@@ -86,7 +143,7 @@ def build(
     settings |= {"channels": channels, "phi": phi} | options
     if "posemb" in tensors:
         _settle_positions(source, tensors, settings, patch)
-    model = ViT(variant or f"{sizes[0]}/{patch}", **settings)
+    model = ViT(variant, **settings)
     fill(model, tensors, source)
     return model.eval()
 
@@ -97,7 +154,14 @@ def _settle_positions(source: str, tensors: dict[str, Tensor], settings: dict[st
     count = positions.shape[1]
     size = settings.setdefault("image_size", math.isqrt(count) * patch)
     height, width = (size, size) if isinstance(size, int) else size
-    patches = (height // patch) * (width // patch)
+    rows, columns = height // patch, width // patch
+    if rows * patch != height or columns * patch != width:
+        raise ValueError(
+            f"{source} takes images of {height}×{width} pixels and leaves out what is beyond the last whole patch of "
+            f"{patch}. Pass image_size=({rows * patch}, {columns * patch}), and crop images at their right and lower "
+            "edge."
+        )
+    patches = rows * columns
     if count == patches + 1 and "class_token" in tensors:
         tensors["class_token"] = tensors["class_token"] + positions[:, :1]
         positions = positions[:, 1:]
@@ -109,45 +173,128 @@ def _settle_positions(source: str, tensors: dict[str, Tensor], settings: dict[st
     tensors["posemb"] = positions
 
 
-def _timm_settings(model: nn.Module) -> dict[str, Any]:
-    """What a model tells beyond its weights; an error if that is something which ViT cannot do."""
-    if type(model).__name__ != "VisionTransformer":
-        raise TypeError(f"source must be timm's VisionTransformer or its state_dict, got a {type(model).__name__}.")
+def _require(source: str, tensors: Mapping[str, Tensor], embedding: str, mlp: str) -> None:
+    """Raise unless the weights are those of a vision transformer, as far as a look at two of them tells."""
+    for name, dimensions in ((embedding, 4), (mlp, 2)):
+        if name not in tensors or tensors[name].dim() != dimensions:
+            raise ValueError(
+                f"{source} has no {name} of {dimensions} dimensions: it is not a vision transformer of the usual form."
+            )
+
+
+def _told_by(model: nn.Module) -> tuple[dict[str, Any], list[str]]:
+    """What a model tells beyond its weights, and what of it no ViT can do."""
+    kind = type(model)
+    if not any(one.__name__ == "VisionTransformer" and one.__module__.startswith("timm.") for one in kind.__mro__):
+        raise TypeError(
+            "source must be a timm VisionTransformer or its state_dict, got a "
+            f"{kind.__name__} of {kind.__module__.partition('.')[0]}."
+        )
     timm: Any = model
-    block, pool = timm.blocks[0], timm.global_pool
-    activation = block.mlp.act
-    norms = [block.norm1, block.attn.q_norm, block.attn.k_norm, block.norm2, timm.norm, timm.fc_norm]
-    norms = [norm for norm in norms if not isinstance(norm, nn.Identity)]
+    pool, blocks = timm.global_pool, []
     problems = {
+        f"a forward pass of its own ({kind.__name__})": kind.__name__ != "VisionTransformer",
         f"global_pool={pool!r} instead of 'token' or 'avg'": pool not in ("token", "avg"),
-        f"blocks of the kind {type(block).__name__}": type(block).__name__ != "Block",
-        f"the activation {type(activation).__name__} instead of GELU": not isinstance(activation, nn.GELU),
-        "norms other than LayerNorm": any(not isinstance(norm, nn.LayerNorm) for norm in norms),
-        "an eps other than 1e-6 in its norms": any(getattr(norm, "eps", None) != 1e-6 for norm in norms),
+        "a mean that takes in the class token (pool_include_prefix)": (
+            pool == "avg" and timm.num_prefix_tokens > 0 and getattr(timm, "pool_include_prefix", False)
+        ),
     }
-    if found := [text for text, wrong in problems.items() if wrong]:
-        raise ValueError(f"this timm model cannot become a ViT: it has {', and '.join(found)}.")
-    return {
-        "pool": "tok" if pool == "token" else "gap",
-        "gelu": "tanh" if activation.approximate == "tanh" else "exact",
-        "image_size": tuple(timm.patch_embed.img_size),
-        "heads": block.attn.num_heads,
-    }
+    for block in timm.blocks:
+        parts = (block, getattr(block, "attn", None), getattr(block, "mlp", None))
+        kinds = {usual: type(part).__name__ for usual, part in zip(("Block", "Attention", "Mlp"), parts, strict=True)}
+        for usual, found in kinds.items():
+            problems[f"{found} instead of {usual}"] = found not in (usual, "NoneType")
+        if all(usual == found for usual, found in kinds.items()):
+            blocks.append(block)
+            act = block.mlp.act
+            problems[f"the activation {type(act).__name__} instead of GELU"] = _gelu(act) is None
+    told = {(block.attn.num_heads, _gelu(block.mlp.act)) for block in blocks}
+    problems["blocks with different numbers of heads or activations"] = len(told) > 1
+    norms = [timm.norm, timm.fc_norm]
+    norms += [norm for block in blocks for norm in (block.norm1, block.norm2, block.attn.q_norm, block.attn.k_norm)]
+    for words, norm in ((PRE_NORM, timm.norm_pre), (EMBED_NORM, getattr(timm.patch_embed, "norm", nn.Identity()))):
+        problems[words] = not isinstance(norm, nn.Identity)
+    for norm in norms:
+        is_usual = isinstance(norm, nn.LayerNorm | nn.Identity)
+        problems[f"norms of the kind {type(norm).__name__} instead of LayerNorm"] = not is_usual
+        eps = getattr(norm, "eps", 1e-6)
+        problems[f"an eps of {eps:g} instead of 1e-6 in its norms"] = eps != 1e-6
+    heads, gelu = told.pop() if told else (None, None)
+    settings = {"pool": "tok" if pool == "token" else "gap", "gelu": gelu, "heads": heads}
+    settings["image_size"] = tuple(timm.patch_embed.img_size)
+    return settings, [text for text, wrong in problems.items() if wrong]
 
 
-def _simplify(tensors: dict[str, Tensor]) -> None:
+def _gelu(activation: nn.Module) -> str | None:
+    """Which GELU an activation is, torch's own or timm's; None if it is something else."""
+    if isinstance(activation, nn.GELU):
+        return "tanh" if activation.approximate == "tanh" else "exact"
+    kind = type(activation)
+    return {"GELU": "exact", "GELUTanh": "tanh"}.get(kind.__name__) if kind.__module__.startswith("timm.") else None
+
+
+def _strange(weights: Mapping[str, Tensor]) -> list[str]:
+    """What weights tell that no ViT can do."""
+    problems = [words for pattern, words in STRANGE.items() if any(re.fullmatch(pattern, name) for name in weights)]
+    if "norm.weight" in weights and "fc_norm.weight" in weights:
+        problems.append("a norm of the tokens and another one of what was pooled (norm and fc_norm)")
+    up, down = (weights.get(f"blocks.0.mlp.{name}.weight") for name in ("fc1", "fc2"))
+    if up is not None and down is not None and len(up) == 2 * down.shape[-1]:
+        problems.append("a gated MLP (mlp_layer)")
+    if "patch_embed.proj.weight" in weights and not {"norm.weight", "fc_norm.weight"} & weights.keys():
+        problems.append("no norm after the last block (final_norm)")
+    return problems
+
+
+def _ask(
+    weights: Mapping[str, Tensor], variant: str | None, settings: Mapping[str, Any], options: Mapping[str, Any]
+) -> None:
+    """Raise unless all is given that would be wrong in silence."""
+    width, patch = len(weights["patch_embed.proj.weight"]), weights["patch_embed.proj.weight"].shape[-1]
+    mlp = len(weights["blocks.0.mlp.fc1.weight"])
+    known = [
+        f"'{name}/{patch}' for {size.heads}" for name, size in SIZES.items() if (size.width, size.mlp) == (width, mlp)
+    ]
+    if not known:
+        return  # none of our sizes, whatever else is given
+    wanted = {
+        f"variant, for its number of heads ({', '.join(known)})": variant is None and "heads" not in settings,
+        "pool ('tok' for the class token, 'gap' for the mean of the patches)": "pool" not in options,
+        "gelu ('exact', or 'tanh' for act_layer='gelu_tanh')": "gelu" not in options,
+        "image_size (it has no positions that tell)": "pos_embed" not in weights and "image_size" not in options,
+    }
+    if missing := [name for name, wrong in wanted.items() if wrong]:
+        raise ValueError(
+            f"a state_dict does not tell all that timm's model does: pass {', '.join(missing)}; or pass the model."
+        )
+
+
+def _simplify(weights: dict[str, Tensor]) -> None:
     """Replace what timm has and ViT has not by weights that do the same: absent biases, and scales of a layer."""
-    for name in [name for name in tensors if re.search(r"\.[qk]_norm\.bias$", name)]:
-        if tensors.pop(name).any():
-            raise ValueError(f"{name} is not zero, but qk_norm has a scale only, so these weights cannot be used.")
-    for name in [name for name in tensors if re.search(r"\.(qkv|proj)\.weight$", name)]:
-        bias = name.removesuffix("weight") + "bias"
-        tensors.setdefault(bias, tensors[name].new_zeros(len(tensors[name])))
-    for name in [name for name in tensors if re.search(r"\.ls[12]\.gamma$", name)]:
-        scale = tensors.pop(name)
+    for name in [name for name in weights if re.search(r"\.[qk]_norm\.bias$", name)]:
+        if weights.pop(name).any():
+            raise ValueError(
+                f"{name} is not zero, but qk_norm has a scale only, so these weights cannot be used: choose a model "
+                "without biases in q_norm and k_norm."
+            )
+    layers: dict[str, list[str]] = {}
+    for block, layer in re.findall(r"^(blocks\.\d+)\.(.+)\.weight$", "\n".join(weights), flags=re.MULTILINE):
+        layers.setdefault(layer, []).append(f"{block}.{layer}")
+    for layer, names in layers.items():
+        # A model was made without them in every block; where one lacks them, something was lost.
+        if layer not in ("attn.q_norm", "attn.k_norm") and not any(f"{name}.bias" in weights for name in names):
+            weights |= {
+                f"{name}.bias": weights[f"{name}.weight"].new_zeros(len(weights[f"{name}.weight"])) for name in names
+            }
+    scales = [name for name in weights if re.fullmatch(r"blocks\.\d+\.ls[12]\.gamma", name)]
+    if scales and len(scales) != 2 * len(layers["mlp.fc1"]):
+        raise ValueError(f"there are {len(scales)} scales ls1.gamma and ls2.gamma, which should be two of each block.")
+    for name in scales:
+        scale = weights.pop(name)
         layer = name.replace("ls1.gamma", "attn.proj").replace("ls2.gamma", "mlp.fc2")
-        tensors[f"{layer}.weight"] = tensors[f"{layer}.weight"] * scale[:, None]
-        tensors[f"{layer}.bias"] = tensors[f"{layer}.bias"] * scale
+        for part in (f"{layer}.weight", f"{layer}.bias"):
+            if part in weights:
+                weights[part] = weights[part] * scale.reshape(-1, *[1] * (weights[part].dim() - 1))
 
 
 def _our_name(name: str) -> str:

@@ -3,6 +3,7 @@
 import hashlib
 import html
 import json
+import math
 import os
 import re
 import shutil
@@ -32,6 +33,9 @@ MODELS: dict[str, tuple[type, Any]] = {
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 VOCABULARY = "vocabulary.model"  # beside a text model, if whoever trained it put one there
 MOST_NAMES = 20  # classes that the card lists; config.json has all of them
+# A config may ask for twice the weights there are and 64 MB, so that a slip is told tensor by tensor, and for 1 GiB of
+# fixed positions, which no file has.
+SLACK, MOST_FIXED = 2**24, 2**28
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
@@ -98,6 +102,7 @@ def load(
         folder = download(str(name), revision, **{key: value for key, value in given.items() if value is not None})
     config, model_class = _read_config(folder / CONFIG)
     try:
+        _check_size(config, folder)
         tensors = load_file(folder / WEIGHTS)
     except FileNotFoundError:
         raise FileNotFoundError(
@@ -108,6 +113,24 @@ def load(
     model = model_class.from_config(config)
     fill(model, tensors, str(folder / WEIGHTS))
     return model.eval()
+
+
+def _check_size(config: Any, folder: Path) -> None:
+    """Raise if the config asks for a model far beyond the weights, before that model takes any memory.
+
+    A smaller difference is left to `fill`, which names every tensor.
+    """
+    with safe_open(folder / WEIGHTS, "pt") as file:
+        there = sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
+    for asked, most, what in (
+        (config.matrix_numbers, 2 * there + SLACK, f"{folder / WEIGHTS} has {there:,}"),
+        (config.fixed_numbers, MOST_FIXED, f"no more than {MOST_FIXED:,} may be fixed positions"),
+    ):
+        if asked > most:
+            raise ValueError(
+                f"{folder / CONFIG} asks for a model of at least {asked:,} numbers, but {what}: one of its sizes is "
+                "wrong."
+            )
 
 
 def vocabulary_digest(folder: Path) -> str | None:
@@ -152,10 +175,10 @@ def _read_config(path: Path) -> tuple[Any, Any]:
         settings = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(settings, dict) or settings.get("model_type") not in MODELS:
-        kind = settings.get("model_type") if isinstance(settings, dict) else None
+    kind = settings.get("model_type") if isinstance(settings, dict) else None
+    if not isinstance(kind, str) or kind not in MODELS:
         raise ValueError(f"{path}: model_type={kind!r} is unknown; nomax reads {', '.join(MODELS)}.")
-    config_class, model_class = MODELS[settings["model_type"]]
+    config_class, model_class = MODELS[kind]
     known = [field.name for field in fields(config_class)]
     settings = {key: value for key, value in settings.items() if key not in ("model_type", "nomax_version")}
     if unknown := [key for key in settings if key not in known]:

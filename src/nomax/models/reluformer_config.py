@@ -9,6 +9,8 @@ from nomax.nn import RELUFORMER
 from nomax.nn.attention import Learned
 from nomax.phi import ACTIVATIONS, SOFTMAX, Phi
 
+MOST_LAYERS = 1000  # of the encoder and of the decoder: as deep as transformers have been made; more is a slip
+
 Order = Literal["pre", "post"]
 Positions = Literal["sinusoidal", "rotary"]
 
@@ -55,6 +57,9 @@ class ReLUFormerConfig:
         for name in ("vocabulary", "dim", "heads", "encoder_layers", "decoder_layers", "slots", "max_length", *least):
             if getattr(self, name) < least.get(name, 1):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be at least {least.get(name, 1)}.")
+        for name in ("encoder_layers", "decoder_layers"):
+            if getattr(self, name) > MOST_LAYERS:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be at most {MOST_LAYERS:,}.")
         if not 0 <= self.dropout <= 1:
             raise ValueError(f"dropout={self.dropout!r} must be a probability, from 0 to 1.")
         # A rotation turns pairs within a head, and a sine has its cosine.
@@ -84,3 +89,15 @@ class ReLUFormerConfig:
                 f"phi={self.phi!r} normalises each row itself, so there is no gain to learn: pass learned_gain=None "
                 f"instead of {self.learned_gain!r}."
             )
+
+    @property
+    def matrix_numbers(self) -> int:
+        """How many numbers the weights have, but for biases, norms and other small things."""
+        attentions = self.encoder_layers + self.decoder_layers * (2 if self.encoder_layers else 1)
+        memories = self.encoder_layers + self.decoder_layers
+        return self.dim * (self.vocabulary + 4 * self.dim * attentions + 2 * self.slots * memories)
+
+    @property
+    def fixed_numbers(self) -> int:
+        """How many numbers belong to the model that are no weights."""
+        return self.max_length * self.dim if self.positions == "sinusoidal" else 0

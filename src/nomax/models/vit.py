@@ -103,7 +103,7 @@ class ViT(Pretrained):
             _lecun_normal(self.head)
             if config.head_zero:
                 nn.init.zeros_(self.head.weight)
-            nn.init.constant_(self.head.bias, config.head_bias)
+            nn.init.constant_(self.head.bias, float(config.head_bias))
 
     @classmethod
     def from_config(cls, config: ViTConfig) -> "ViT":
@@ -111,10 +111,16 @@ class ViT(Pretrained):
         return cls(**asdict(config))
 
     def forward(self, images: Tensor, intermediates: bool = False) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
-        """Logits [B, num_classes] and, if asked for, every intermediate result by big_vision's name for it."""
+        """Logits [B, num_classes] and, if asked for, every intermediate result by big_vision's name for it.
+
+        The names are stem, with_posemb, encoder/block00/sa, +sa, mlp and +mlp of each block, encoder/pre_ln, encoded,
+        head_input, pre_logits_2d, pre_logits, logits_2d and logits; those in 2d are what the head makes of each patch.
+        """
         note = Note(intermediates)
         x = self._features(images, note)
         if self.head is not None:
+            if note.found is not None:
+                note("logits_2d", self.head(note.found["pre_logits_2d"]))
             x = note("logits", self.head(x))
         return x if note.found is None else (x, note.found)
 
@@ -137,10 +143,19 @@ class ViT(Pretrained):
         x = self.dropout(x)
         for i, block in enumerate(self.blocks):
             x = block(x, note, f"encoder/block{i:02d}")
+        note("encoder/pre_ln", x)
         x = note("encoded", self.norm(x) if config.norm == "tokens" else x)
-        x = x[:, 0] if config.pool == "tok" else x[:, prefix:].mean(1)
+        patches = x[:, prefix:]
+        x = patches.mean(1) if config.pool == "gap" else x[:, 0] if config.pool == "tok" else patches[:, 0]
+        if note.found is not None:
+            patches = patches if config.norm == "tokens" else self.norm(patches)
+            note("pre_logits_2d", self._represent(patches.unflatten(1, config.grid)))
         x = note("head_input", x if config.norm == "tokens" else self.norm(x))
-        return note("pre_logits", x if self.pre_logits is None else torch.tanh(self.pre_logits(x)))
+        return note("pre_logits", self._represent(x))
+
+    def _represent(self, x: Tensor) -> Tensor:
+        """What the head sees of pooled tokens, or of each patch."""
+        return x if self.pre_logits is None else torch.tanh(self.pre_logits(x))
 
     def _embed(self, images: Tensor) -> Tensor:
         """The convolution of the patches [B, rows, columns, width], as one product: so its result lies as tokens do."""

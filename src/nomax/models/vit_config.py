@@ -38,7 +38,7 @@ SIZES = {
 }
 
 Position = Literal["learn", "sincos2d"]
-Pool = Literal["gap", "tok"]
+Pool = Literal["gap", "tok", "0"]
 Norm = Literal["tokens", "pooled"]
 Gelu = Literal["tanh", "exact"]
 Crop = Literal["small", "square", "resize", "none"]
@@ -91,7 +91,7 @@ class ViTConfig:
     qk_norm: bool = False
     gate: Gate | None = None
     posemb: Position = "learn"
-    pool: Pool = "gap"  # the mean of the patches, or the class token
+    pool: Pool = "gap"  # the mean of the patches, the class token, or ("0") the first patch
     rep_size: bool | int = False  # a layer with tanh before the head: as wide as the model (True), or this wide
     head_bias: float = 0.0  # where the head's biases start: -10 for sigmoid losses over 21,843 classes
     head_zero: bool = True
@@ -139,12 +139,12 @@ class ViTConfig:
     @property
     def size(self) -> Size:
         """Width, depth, width of the MLP, and number of heads."""
-        return SIZES[_parse(self.variant)[0]]
+        return parse_variant(self.variant)[0]
 
     @property
     def patch(self) -> int:
         """The side of a patch in pixels."""
-        return _parse(self.variant)[1]
+        return parse_variant(self.variant)[1]
 
     @property
     def image(self) -> tuple[int, int]:
@@ -166,6 +166,25 @@ class ViTConfig:
         """L, the length of the sequence."""
         return math.prod(self.grid) + self.has_class_token
 
+    @property
+    def matrix_numbers(self) -> int:
+        """How many numbers the weights have, but for biases, norms and other small things."""
+        width, depth, mlp, _ = self.size
+        rep_size = width if self.rep_size is True else int(self.rep_size)
+        blocks = depth * ((4 if self.gate is None else 5) * width * width + 2 * width * mlp)
+        head = width * rep_size + (rep_size or width) * self.num_classes
+        learned = self._positions if self.posemb == "learn" else 0
+        return self.channels * self.patch**2 * width + learned + blocks + head
+
+    @property
+    def fixed_numbers(self) -> int:
+        """How many numbers belong to the model that are no weights."""
+        return self._positions if self.posemb == "sincos2d" else 0
+
+    @property
+    def _positions(self) -> int:
+        return math.prod(self.grid) * self.size.width
+
 
 def _preprocessing(given: dict[str, Any]) -> Preprocessing:
     known = [field.name for field in fields(Preprocessing)]
@@ -174,11 +193,11 @@ def _preprocessing(given: dict[str, Any]) -> Preprocessing:
     return Preprocessing(**given)
 
 
-def _parse(variant: str) -> tuple[str, int]:
-    """ "S/16" to "S" and 16."""
+def parse_variant(variant: str) -> tuple[Size, int]:
+    """ "S/16" to the size S and the patch 16."""
     found = re.fullmatch(r"(\w+)/([1-9]\d*)", variant) if isinstance(variant, str) else None
     if found and found[1] in SIZES:
-        return found[1], int(found[2])
+        return SIZES[found[1]], int(found[2])
     patch = re.findall(r"\d+", str(variant))[-1:] or ["16"]
     known = {f"{size}/{patch[0]}".casefold(): f"{size}/{patch[0]}" for size in reversed(SIZES)}
     nearest = get_close_matches(str(variant).casefold(), known, n=1, cutoff=0.4)

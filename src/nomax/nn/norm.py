@@ -9,10 +9,11 @@ from torch import Tensor, nn
 class GatedRMSNorm(nn.Module):
     """scale · x / rms(x) · sigmoid(gate · x), with a learned scale and gate for every dimension (Zhang et al. 2021).
 
-    The scale starts at 1, and the gate uniform within ±√(3/dim), Xavier's bound for a vector.
+    The scale starts at 1, and the gate uniform within ±√(3/dim), Xavier's bound for a vector. rms(x) is
+    √(mean(x²) + eps), with the eps of the authors' code.
     """
 
-    def __init__(self, dim: int, eps: float = 1e-6) -> None:
+    def __init__(self, dim: int, eps: float = 1e-8) -> None:
         super().__init__()
         self.dim, self.eps = dim, eps
         self.scale = nn.Parameter(torch.empty(dim))

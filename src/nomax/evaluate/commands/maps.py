@@ -48,7 +48,8 @@ class Options:
     heads: tuple[int, ...] = ()
     """Heads to take the mean over, from 1; all if not given."""
     query: tuple[int, int] | None = None
-    """Row and column, from 1, of the patch that looks; if not given, the class token, or the mean over patches."""
+    """Row and column, from 1, of the patch that looks; if not given, what the model pools: the class token, the
+    mean over patches, or the first patch."""
     output: Path | None = None
     """The picture, .png or .svg; if not given, maps-INDEX.png, or maps-NAME.png of an image file, in the folder of the
     first run."""
@@ -130,7 +131,8 @@ def _title(options: Options, runs: Sequence[Run]) -> str:
     if options.query is not None:
         who = f"the patch in row {options.query[0]}, column {options.query[1]}"
     else:
-        who = "the model" if len(pools) > 1 else "the class token" if pools == {"tok"} else "the mean patch"
+        pooled = {"tok": "the class token", "gap": "the mean patch", "0": "the first patch"}
+        who = "the model" if len(pools) > 1 else pooled[pools.pop()]
     heads = f"heads {', '.join(map(str, options.heads))}" if options.heads else "mean over heads"
     return f"Where {who}{MARK}{heads})"
 
