@@ -74,7 +74,7 @@ def operation(image: Bytes, name: str, level: int, sign: int, centre: tuple[int,
             return _table(_VALUES >> shift << shift)[image]
         case "Solarize":
             threshold = int(share * 256) % 256
-            return _table(np.where(_VALUES < threshold, _VALUES, 255 - _VALUES))[image]
+            return _table(np.where(threshold > _VALUES, _VALUES, 255 - _VALUES))[image]
         case "SolarizeAdd":
             return _table(np.where(_VALUES < 128, np.minimum(_VALUES + int(share * 110), 255), _VALUES))[image]
         case "Brightness":
