@@ -31,3 +31,14 @@ def fill(folder: Path, classes: dict[str, int], width: int = 40, height: int = 3
             (folder / name / f"{place:03d}.jpg").write_bytes(encoded(picture(number, width, height)))
             number += 1
     return folder
+
+
+def pattern(width: int, height: int) -> Image.Image:
+    """Slopes, stripes and areas of one colour, by whole numbers alone: the same wherever it is drawn."""
+    x, y = np.arange(width)[None, :, None], np.arange(height)[:, None, None]
+    band = np.arange(3)
+    slopes = (x * x * (3 + band) // (width + 1) + y * y * (5 - band) // (height + 1) + 40 * band) % 256
+    stripes = ((x + 2 * y) // 3 * 37 + 91 * band) % 256
+    plain = (x // 7 * 29 + y // 5 * 53 + 17 * band) % 256
+    pixels = np.where(y < height // 3, slopes, np.where(x < width // 2, stripes, plain))
+    return Image.fromarray((20 + pixels * 220 // 255).astype(np.uint8))

@@ -1,90 +1,196 @@
-"""RandAugment: torchvision's operations (transforms.v2) at big_vision's levels.
+"""RandAugment as big_vision runs it on TensorFlow, quirks included: its 16 operations at its levels, to the pixel.
 
-A level m means what it means in big_vision's `randaug(n, m)`, and so in the paper, where m = 10 is the full scale of
-AutoAugment and configurations use 0, 10, 15 and 20. torchvision's own RandAugment counts 31 steps up to that full
-scale, cannot go beyond it, and means "nothing" by 0, where big_vision turns almost black or grey, or inverts. So its
-table of magnitudes is replaced, for levels 0 to 30:
+Level m is the m of `randaug(n, m)`: 10 is the full scale of AutoAugment, and the paper uses 0, 10, 15 and 20.
 
-    operation                                  at level m                         torchvision at step s of 30
-    ShearX, ShearY                             ± 0.03 m                           ± 0.01 s
-    TranslateX, TranslateY                     ± 10 m pixels of 224               ± 3.4 s pixels of 224
-    Rotate                                     ± 3 m degrees                      ± s degrees
-    Brightness, Color, Contrast, Sharpness     factor 0.1 + 0.18 m                factor 1 ± 0.03 s
-    Posterize                                  to int(0.4 m) bits, 1 at least     to 8 - 0.13 s bits
-    Solarize                                   from int(25.6 m) on                from 255 - 8.5 s on
-    AutoContrast, Equalize, Invert             –                                  the same, without Invert
+    operation                                  at level m
+    AutoContrast, Equalize, Invert             –
+    Rotate                                     ± 3 m degrees around the centre
+    ShearX, ShearY                             ± 0.03 m, from the first row or column on
+    TranslateX, TranslateY                     ± 10 m pixels of 224
+    Brightness, Color, Contrast, Sharpness     factor 0.1 + 0.18 m
+    Posterize                                  to int(0.4 m) bits, but 1 for 0 bits and for more than 8
+    Solarize                                   from int(25.6 m) modulo 256 on, so that 10, 20 and 30 invert
+    SolarizeAdd                                11 m to values below 128
+    Cutout                                     a square of 8 m pixels of 224 around a random pixel
 
-Of big_vision's 16 operations two are left out, as torchvision has no counterpart: Cutout and SolarizeAdd. Areas that an
-operation leaves empty become grey (128), and pixels are taken from the nearest place, as there.
+Lengths are in proportion where images are not 224 pixels wide; big_vision would move one of 32 out of sight. Areas that
+an operation leaves empty become grey (128), and pixels are taken from the nearest place. Contrast pulls towards the
+number of pixels / 256, at most 255 (196 at 224 × 224), where the mean of the image was meant.
 """
 
-from functools import cache
-from typing import Any
+import math
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from nomax import _compat
+from nomax.data import draws
 
-LEVELS = 31
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+Matrix = tuple[tuple[float | np.float32, ...], ...]
+
+OPERATIONS = (
+    *("AutoContrast", "Equalize", "Invert", "Rotate", "Posterize", "Solarize", "Color", "Contrast"),
+    *("Brightness", "Sharpness", "ShearX", "ShearY", "TranslateX", "TranslateY", "Cutout", "SolarizeAdd"),
+)
+GREY = 128
+_VALUES = np.arange(256)
+_LUMA = np.array([0.2989, 0.5870, 0.1140], np.float32)  # TensorFlow's
 
 
-def randaugment(
-    pixels: npt.NDArray[np.uint8], count: int, level: int, seeds: npt.NDArray[np.uint64]
-) -> npt.NDArray[np.uint8]:
-    """Each image of a batch [n, 1 or 3, H, W] after `count` random operations, which its own seed chooses."""
-    from PIL import Image
-
-    transform = _transform(count, level)
+def randaugment(pixels: Bytes, count: int, level: int, seed: int, positions: npt.NDArray[np.int64]) -> Bytes:
+    """Each image of a batch [n, 1 or 3, H, W] after `count` operations, which (seed, its position) choose."""
+    height, width = pixels.shape[2:]
+    layers, numbers = np.arange(count)[:, None], np.arange(4)
+    chances = draws.bits(seed, draws.RANDAUGMENT, positions[:, None, None], layers, numbers)
     result = np.empty_like(pixels)
-    # torchvision draws from torch's global generator, which is the caller's: borrow it, and give it back as it was.
-    with torch.random.fork_rng(devices=()):
-        for number, seed in enumerate(seeds.tolist()):
-            torch.default_generator.manual_seed(seed >> 1)  # it takes 63 bits
-            image = pixels[number].transpose(1, 2, 0)
-            changed = np.asarray(transform(Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)))
-            result[number] = changed.reshape(image.shape).transpose(2, 0, 1)
+    for number, of_image in enumerate(chances.tolist()):
+        image = pixels[number]
+        for which, sign, down, across in of_image:
+            name = OPERATIONS[which % len(OPERATIONS)]
+            image = operation(image, name, level, (-1, 1)[sign % 2], (down % height, across % width))
+        result[number] = image
     return result
 
 
-@cache
-def _transform(count: int, level: int) -> Any:
-    _compat.torchvision()
-    from torchvision.transforms import v2
+def operation(image: Bytes, name: str, level: int, sign: int, centre: tuple[int, int]) -> Bytes:
+    """An image [1 or 3, H, W] after one operation; one plane stands for three that are equal.
 
-    def line(per_level: float, start: float = 0.0) -> Any:
-        values = start + per_level * torch.arange(LEVELS)
-        return lambda bins, height, width: values
+    `sign` is the direction of those that have one, `centre` the row and column around which Cutout cuts.
+    """
+    share = level / 10
+    factor = share * 1.8 + 0.1
+    _, height, width = image.shape
+    match name:
+        case "AutoContrast":
+            return np.stack([_stretched(plane) for plane in image])
+        case "Equalize":
+            return np.stack([_equalized(plane) for plane in image])
+        case "Invert":
+            return 255 - image
+        case "Posterize":
+            # As a byte, -1 is 255, and TensorFlow shifts bytes by 7 at most.
+            shift = min((8 - int(share * 4)) % 256, 7)
+            return _table(_VALUES >> shift << shift)[image]
+        case "Solarize":
+            threshold = int(share * 256) % 256
+            return _table(np.where(threshold > _VALUES, _VALUES, 255 - _VALUES))[image]
+        case "SolarizeAdd":
+            return _table(np.where(_VALUES < 128, np.minimum(_VALUES + int(share * 110), 255), _VALUES))[image]
+        case "Brightness":
+            return _blend(np.zeros(256, np.uint8), _table(_VALUES), factor)[image]
+        case "Contrast":
+            grey = min(height * width // 256, 255)
+            return _blend(np.full(256, grey, np.uint8), _table(_VALUES), factor)[image]
+        case "Color":
+            return _blend(_grey(image), image, factor) if len(image) == 3 else image
+        case "Sharpness":
+            return _blend(_smooth(image), image, factor)
+        case "ShearX":
+            return _moved(image, ((1, sign * (share * 0.3), 0), (0, 1, 0)))
+        case "ShearY":
+            return _moved(image, ((1, 0, 0), (sign * (share * 0.3), 1, 0)))
+        case "TranslateX":
+            return _moved(image, ((1, 0, sign * int(share * 100 * width / 224)), (0, 1, 0)))
+        case "TranslateY":
+            return _moved(image, ((1, 0, 0), (0, 1, sign * int(share * 100 * height / 224))))
+        case "Rotate":
+            return _moved(image, _rotation(sign * (share * 30), height, width))
+        case "Cutout":
+            row, column = centre
+            reach = int(share * 40 * min(height, width) / 224)
+            image = image.copy()
+            image[:, max(row - reach, 0) : row + reach, max(column - reach, 0) : column + reach] = GREY
+            return image
+    raise ValueError(f"operation is {name!r}; it must be one of {', '.join(OPERATIONS)}.")
 
-    def pixels(per_level: float, of: str) -> Any:
-        steps = per_level / 224 * torch.arange(LEVELS)
-        return lambda bins, height, width: steps * (height if of == "height" else width)
 
-    def nothing(bins: int, height: int, width: int) -> None:
-        return None
+def _table(values: npt.NDArray[np.int64]) -> Bytes:
+    return values.astype(np.uint8)
 
-    bits = (0.4 * torch.arange(LEVELS) + 1e-6).int().clamp(1, 8)  # TensorFlow shifts a byte by 7 at most
-    thresholds = (25.6 * torch.arange(LEVELS) + 1e-4).int().clamp(max=256)
-    enhance = (line(0.18, -0.9), False)  # torchvision adds 1
 
-    class RandAugment(v2.RandAugment):  # type: ignore[misc, unused-ignore]
-        _AUGMENTATION_SPACE = {  # noqa: RUF012
-            "AutoContrast": (nothing, False),
-            "Equalize": (nothing, False),
-            "Invert": (nothing, False),
-            "Rotate": (line(3.0), True),
-            "Posterize": (lambda bins, height, width: bits, False),
-            # torchvision compares bytes with 255 times this; the half keeps rounding from mattering.
-            "Solarize": (lambda bins, height, width: (thresholds - 0.5) / 255, False),
-            "Color": enhance,
-            "Contrast": enhance,
-            "Brightness": enhance,
-            "Sharpness": enhance,
-            "ShearX": (line(0.03), True),
-            "ShearY": (line(0.03), True),
-            "TranslateX": (pixels(10.0, "width"), True),
-            "TranslateY": (pixels(10.0, "height"), True),
-        }
+def _blend(one: Bytes, other: Bytes, factor: float) -> Bytes:
+    """From `one` (factor 0) to `other` (factor 1) and beyond; what is between two values is cut off, not rounded."""
+    if factor == 1:
+        return other
+    start = one.astype(np.float32)
+    mixed = other.astype(np.float32)
+    mixed -= start
+    mixed *= np.float32(factor)
+    mixed += start
+    return np.clip(mixed, 0, 255, out=mixed).astype(np.uint8)
 
-    return RandAugment(count, level, LEVELS, fill=128)
+
+def _stretched(plane: Bytes) -> Bytes:
+    low, high = np.float32(plane.min()), np.float32(plane.max())
+    if low == high:
+        return plane
+    scale = np.float32(255) / (high - low)
+    values = _VALUES.astype(np.float32) * scale + -low * scale
+    return np.clip(values, 0, 255).astype(np.uint8)[plane]
+
+
+def _equalized(plane: Bytes) -> Bytes:
+    counts = np.bincount(plane.ravel(), minlength=256)
+    step = int(plane.size - counts[plane.max()]) // 255
+    if step == 0:
+        return plane
+    below = np.cumsum(counts) - counts
+    table = np.minimum((below + step // 2) // step, 255)
+    table[0] = 0
+    return _table(table)[plane]
+
+
+def _grey(image: Bytes) -> Bytes:
+    """The image without its colours, [1, H, W], in the steps of TensorFlow's rgb_to_grayscale."""
+    red, green, blue = image.astype(np.float32) * np.float32(1 / 255)
+    luma = red * _LUMA[0] + green * _LUMA[1] + blue * _LUMA[2]
+    return (luma * np.float32(255.5)).astype(np.uint8)[None]
+
+
+def _smooth(image: Bytes) -> Bytes:
+    """The mean of each pixel, five times, and its eight neighbours; pixels at the border stay.
+
+    Thirteenths are inexact, and even of equal values some sums come out below a whole number: they are added in
+    TensorFlow's order (without oneDNN, which fuses additions and so differs by a level in 0.4 % of random pixels).
+    """
+    _, height, width = image.shape
+    result = image.copy()
+    if height < 3 or width < 3:
+        return result
+    once = image * (np.float32(1) / np.float32(13))
+    five = image[:, 1:-1, 1:-1] * (np.float32(5) / np.float32(13))
+    total = np.zeros_like(five)
+    for row in range(3):
+        for column in range(3):
+            part = once[:, row : height - 2 + row, column : width - 2 + column]
+            total += five if row == column == 1 else part
+    result[:, 1:-1, 1:-1] = np.clip(total, 0, 255, out=total).astype(np.uint8)
+    return result
+
+
+def _rotation(degrees: float, height: int, width: int) -> Matrix:
+    """The affine map of a rotation around the middle between the first and the last pixel, in float32."""
+    radians = float(np.float32(degrees) * np.float32(math.pi / 180))
+    cosine, sine = np.float32(math.cos(radians)), np.float32(math.sin(radians))  # numpy's may be off in the last bit
+    across, down = np.float32(width - 1), np.float32(height - 1)
+    left = (across - (cosine * across - sine * down)) / np.float32(2)
+    top = (down - (sine * across + cosine * down)) / np.float32(2)
+    return (cosine, -sine, left), (sine, cosine, top)
+
+
+def _moved(image: Bytes, matrix: Matrix) -> Bytes:
+    """Each pixel from the place that an affine map of its column and row names: the nearest pixel there, or grey."""
+    _, height, width = image.shape
+    columns, rows = np.arange(width, dtype=np.float32), np.arange(height, dtype=np.float32)[:, None]
+    x, y = (_nearest(np.float32(a) * columns + np.float32(b) * rows + np.float32(c)) for a, b, c in matrix)
+    inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    places = np.where(inside, y * width + x, 0)
+    result = image.reshape(len(image), -1)[:, places]
+    result[:, ~inside] = GREY
+    return result
+
+
+def _nearest(places: Floats) -> npt.NDArray[np.int32]:
+    """The nearest whole numbers; a half is rounded away from zero."""
+    return np.trunc(places + np.copysign(np.float32(0.5), places)).astype(np.int32)

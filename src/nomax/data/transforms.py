@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch.nn.functional import interpolate
 
-from nomax.data import draws
+from nomax.data import draws, resize
 from nomax.data.images import Box
 from nomax.data.randaugment import randaugment
 
@@ -45,7 +45,8 @@ class Augment:
     area: tuple[float, float] = (0.05, 1.0)
     """Least and largest share of the image that an inception crop takes."""
     antialias: bool = True
-    """Average over all pixels when shrinking. False: interpolate between four, as TensorFlow did for the paper."""
+    """Average over all pixels when shrinking, and round, as Pillow and torchvision do. False: interpolate between four
+    and cut off fractions, as TensorFlow did for the paper."""
     draft: bool = True
     """Let JPEGs that are to be shrunk to half or less be decoded at a fraction of their size, which is faster."""
 
@@ -77,11 +78,14 @@ class Augment:
     def resized(self, image: Image.Image, box: Box) -> Bytes:
         """That part of the image at the size of the result, [channels, size, size]."""
         left, top, right, bottom = (round(place) for place in box)
-        part = np.array(image.crop((left, top, max(right, left + 1), max(bottom, top + 1))))
+        cropped = image.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
+        size = (self.size, self.size)
+        if not self.antialias:
+            return resize.bilinear(cropped, size, (0, 0), self.size)
+        part = np.array(cropped)
         # torch resizes bytes about three times as fast as Pillow does, and to the same values but for one step.
         tensor = torch.from_numpy(part).reshape(1, *part.shape[:2], -1).permute(0, 3, 1, 2)
-        size = (self.size, self.size)
-        result = interpolate(tensor, size, mode="bilinear", align_corners=False, antialias=self.antialias)
+        result = interpolate(tensor, size, mode="bilinear", align_corners=False, antialias=True)
         return result[0].numpy()
 
     def finish(self, pixels: Bytes, seed: int, positions: npt.NDArray[np.int64]) -> Bytes:
@@ -92,7 +96,7 @@ class Augment:
             flips = draws.bits(seed, draws.FLIP, positions) % np.uint64(2) == 1
             pixels[flips] = pixels[flips, :, :, ::-1]
         if self.randaug is not None:
-            pixels = randaugment(pixels, *self.randaug, draws.bits(seed, draws.RANDAUGMENT, positions))
+            pixels = randaugment(pixels, *self.randaug, seed, positions)
         return pixels
 
 
@@ -109,7 +113,7 @@ class Evaluation:
     channels: int = 3
     """3: RGB, grey images are repeated; 1: grey."""
     antialias: bool = True
-    """As in Augment; "small" always averages, as the paper's did."""
+    """As in Augment, but for "small", which always averages and cuts off fractions: the paper's "area"."""
     draft: bool = False
     """As in Augment."""
 
@@ -122,28 +126,30 @@ class Evaluation:
         return self.crop == "none"
 
     def box(self, width: int, height: int, seed: int, position: int) -> Box:
-        """The part of an image of this size that is resized to the result: seen from there, resizing comes first."""
+        """The part of an image of this size that becomes the result, although it is resized as a whole first."""
         if self.crop == "resize":
             return 0, 0, width, height
-        larger = round(self.size * BORDER)
-        across = down = larger
-        if self.crop == "small":
-            factor = larger / min(width, height)
-            across, down = max(round(width * factor), self.size), max(round(height * factor), self.size)
-        left, top = (across - self.size) // 2, (down - self.size) // 2
+        (across, down), (left, top) = self._grid(width, height)
         x, y = width / across, height / down
         return left * x, top * y, min((left + self.size) * x, width), min((top + self.size) * y, height)
 
     def resized(self, image: Image.Image, box: Box) -> Bytes:
         """That part of the image at the size of the result, [channels, size, size]."""
-        size = (self.size, self.size)
-        if self.crop == "small" and box[2] - box[0] > self.size:
-            result = image.resize(size, Image.Resampling.BOX, box)  # TensorFlow's "area"
-        elif self.antialias:
-            result = image.resize(size, Image.Resampling.BILINEAR, box)
-        else:
-            result = image.transform(size, Image.Transform.EXTENT, box, Image.Resampling.BILINEAR)
+        if self.crop == "small":
+            return resize.area(image, *self._grid(*image.size), self.size)
+        if not self.antialias:
+            return resize.bilinear(image, *self._grid(*image.size), self.size)
+        result = image.resize((self.size, self.size), Image.Resampling.BILINEAR, box)
         return planes(np.asarray(result)[None])[0]
+
+    def _grid(self, width: int, height: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The width and height to which an image is resized, and the left and top of the result in that."""
+        larger = self.size if self.crop == "resize" else round(self.size * BORDER)
+        across = down = larger
+        if self.crop == "small":
+            factor = np.float32(larger) / np.float32(min(width, height))  # as TensorFlow computes it
+            across, down = (max(int(np.rint(np.float32(length) * factor)), self.size) for length in (width, height))
+        return (across, down), ((across - self.size) // 2, (down - self.size) // 2)
 
     def finish(self, pixels: Bytes, seed: int, positions: npt.NDArray[np.int64]) -> Bytes:
         """Nothing more is done."""
