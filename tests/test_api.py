@@ -6,9 +6,7 @@ import math
 import shutil
 import subprocess
 import sys
-import tomllib
 import warnings
-from pathlib import Path
 
 import oracle
 import pytest
@@ -57,11 +55,6 @@ def untyped(function):
     signature = inspect.signature(function)
     bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
     return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
-
-
-def test_the_version_is_that_of_the_package():
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-    assert nomax.__version__ == project["version"]
 
 
 def test_import_is_light():

@@ -5,6 +5,7 @@ Most tests use a stand-in compiler, a script that notes how it was called and wr
 
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -338,7 +339,12 @@ def test_a_cache_that_others_can_write_is_refused(workshop: Workshop, exposed: s
     folder.chmod(mode)
     with pytest.raises(build.BuildError, match=rf"{folder} can be written by others.*chmod go-w {folder}.*NOMAX_CACHE"):
         build.library()
+    library.parent.chmod(mode)
+    both = re.escape(" ".join(map(str, dict.fromkeys((library.parent, folder)))))
+    with pytest.raises(build.BuildError, match=f"chmod go-w {both}`"):
+        build.library()
     folder.chmod(before)
+    library.parent.chmod(0o700)
     assert build.library() == library
 
 

@@ -193,19 +193,23 @@ def _make_private(folder: Path) -> None:
 
 def _refuse_shared(folder: Path) -> None:
     """Refuse a folder into which others could put a library, or in whose place they could put another folder."""
-    folder = folder.resolve()
+    folder, faults = folder.resolve(), {}
     for path in (folder, *folder.parents):
         status = path.stat()
         fault = _fault(status)
-        if fault == WRITABLE and path != folder and status.st_mode & stat.S_ISVTX:
-            continue  # in a sticky folder such as /tmp others can add entries, but neither rename nor remove ours
-        if fault:
-            raise BuildError(
-                f"nomax does not load compiled CPU kernels from {folder}, because {path} {fault}: "
-                "whoever can write there could have this process run a library of theirs. "
-                + (f"Run `chmod go-w {shlex.quote(str(path))}`, or set" if fault == WRITABLE else "Set")
-                + " the environment variable NOMAX_CACHE to a directory of your own."
-            )
+        # In a sticky folder such as /tmp others can add entries, but neither rename nor remove ours.
+        if fault and not (fault == WRITABLE and path != folder and status.st_mode & stat.S_ISVTX):
+            faults[path] = fault
+    if faults:
+        mend = (
+            f"Run `chmod go-w {shlex.join(map(str, faults))}`, or set" if set(faults.values()) == {WRITABLE} else "Set"
+        )
+        raise BuildError(
+            f"nomax does not load compiled CPU kernels from {folder}: "
+            + " and ".join(f"{path} {fault}" for path, fault in faults.items())
+            + f", so this process could be made to run somebody else's library. {mend} the environment variable "
+            "NOMAX_CACHE to a directory of your own."
+        )
 
 
 def _fault(status: os.stat_result) -> str:
