@@ -277,6 +277,30 @@ def test_maps_draws_runs_side_by_side(run: Path, saved: Path, tmp_path: Path) ->
     assert ElementTree.fromstring(text).tag.endswith("svg")
 
 
+def test_pictures_go_into_the_folder_of_the_first_run_and_replace_nothing_else(
+    run: Path, saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert nomax("maps", run, saved, "--index", 7) == 0
+    assert f"Written: {run}/maps-7.png (" in capsys.readouterr().out
+    assert nomax("maps", run, "--index", 7) == 0
+    assert f"Written, in place of an earlier one: {run}/maps-7.png (" in capsys.readouterr().out
+    Image.new("RGB", (40, 30), "red").save(tmp_path / "red $x$.jpg")
+    assert nomax("maps", saved, "--image", tmp_path / "red $x$.jpg") == 0
+    assert f"Written: {saved}/maps-red $x$.png" in capsys.readouterr().out
+    Image.new("RGB", (40, 30), "red").save(tmp_path / "photo.png")
+    before = (tmp_path / "photo.png").read_bytes()
+    assert nomax("maps", run, "--output", "photo.png") == 2
+    assert "photo.png is there, and nomax maps did not write it" in capsys.readouterr().err
+    assert (tmp_path / "photo.png").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "photo.png", "red $x$.jpg", "second"]
+
+
+def test_a_dollar_sign_in_the_name_of_a_run_is_no_formula(tmp_path: Path) -> None:
+    models.save(vit(), tmp_path / "a$x^$b")
+    assert nomax("rows", tmp_path / "a$x^$b", "--data", "digits", "--smoke") == 0
+    assert "a$x^$b (relu/L)" in (tmp_path / "a$x^$b" / "rows.svg").read_text()
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_smoke_tries_a_command_on_next_to_nothing(command: str, run: Path) -> None:
     assert nomax(command, run, "--smoke") == 0

@@ -58,7 +58,7 @@ class Options:
     memory: bool = True
     """Measure the peak memory of a call with 16,384 keys, too."""
     output: Path | None = None
-    """Folder for the results; if not given, benchmarks/results where that exists, else the current folder."""
+    """Folder for the results; if not given, benchmarks/results below the current folder."""
     load_limit: float = 0.5
     """Refuse to start while the machine is busier than this (its load average over the last minute)."""
     smoke: bool = False

@@ -57,7 +57,7 @@ class Options:
     rounds: int = 5
     """Samples of every participant; the best counts."""
     output: Path | None = None
-    """Folder for the results; if not given, benchmarks/results where that exists, else the current folder."""
+    """Folder for the results; if not given, benchmarks/results below the current folder."""
     load_limit: float = 0.5
     """Refuse to start while the machine is busier than this (its load average over the last minute)."""
     smoke: bool = False
@@ -70,8 +70,7 @@ def run(options: Options) -> int:
         small = {"photos": 12, "images": 16, "size": 64, "batch_size": 4, "rounds": 2, "workers": (0, 1)}
         options = dataclasses.replace(options, **small)  # type: ignore[arg-type]
     console = Console()
-    usual = Path("benchmarks/results")
-    output = options.output or (usual if usual.is_dir() else Path())
+    output = options.output or Path("benchmarks/results")
     shown = dataclasses.asdict(options) | {"output": None, "folder": options.folder and "a folder of the user's"}
     results = Results(shown, machine(), versions(), _now(), options.smoke, load())
     stopped = False

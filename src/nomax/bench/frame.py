@@ -35,9 +35,8 @@ def check_load(limit: float) -> None:
 
 
 def results_folder(output: Path | None) -> Path:
-    """Where the results go: the folder asked for, or benchmarks/results where that exists, or here."""
-    usual = Path("benchmarks/results")
-    return output or (usual if usual.is_dir() else Path())
+    """Where the results go: the folder asked for, or benchmarks/results."""
+    return output or Path("benchmarks/results")
 
 
 def progress_bar(console: Console) -> Progress:

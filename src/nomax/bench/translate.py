@@ -104,7 +104,7 @@ class Options:
     rounds: int = 5
     """Samples of every participant; the best counts. Calls of over 2 seconds get three, of over 8 one."""
     output: Path | None = None
-    """Folder for the results; if not given, benchmarks/results where that exists, else the current folder."""
+    """Folder for the results; if not given, benchmarks/results below the current folder."""
     load_limit: float = 0.5
     """Refuse to start while the machine is busier than this (its load average over the last minute)."""
     smoke: bool = False

@@ -3,7 +3,7 @@
 from nomax.evaluate import features, fewshot, subset, translation
 from nomax.evaluate.accuracy import Score, classify
 from nomax.evaluate.maps import attention_maps
-from nomax.evaluate.rows import HeadRows, row_statistics
+from nomax.evaluate.rows import HeadRows, row_statistics, text_row_statistics
 from nomax.evaluate.runs import Run, TextRun, load, load_text
 from nomax.evaluate.subset import LabelMap, subset_accuracy
 
@@ -22,5 +22,6 @@ __all__ = [
     "row_statistics",
     "subset",
     "subset_accuracy",
+    "text_row_statistics",
     "translation",
 ]

@@ -13,6 +13,7 @@ STYLE: dict[Any, Any] = {
     "font.size": 9.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
+    "text.parse_math": False,  # a $ in the name of a run is a $
     "svg.fonttype": "none",  # text stays text: searchable, and read aloud
     "svg.hashsalt": "nomax",  # the same results give the same file
 }

@@ -24,6 +24,7 @@ def draw(found: Mapping[str, Sequence[HeadRows]], kind: str = ".svg") -> bytes:
     matplotlib = figures.require()
     from matplotlib.figure import Figure
 
+    found = _series(found)
     with matplotlib.rc_context(figures.STYLE):
         figure = Figure(figsize=(11, 3.2), layout="constrained")
         axes = figure.subplots(1, len(PANELS), squeeze=False)[0]
@@ -34,6 +35,17 @@ def draw(found: Mapping[str, Sequence[HeadRows]], kind: str = ".svg") -> bytes:
         figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4), frameon=False)
         figure.suptitle(TITLE, fontsize=11.5, fontweight="bold")
         return figures.rendered(figure, kind, TITLE, describe(found))
+
+
+def _series(found: Mapping[str, Sequence[HeadRows]]) -> dict[str, Sequence[HeadRows]]:
+    """A line for each run, or for each part of one that has several."""
+    lines: dict[str, Sequence[HeadRows]] = {}
+    for title, rows in found.items():
+        parts = list(dict.fromkeys(row.part for row in rows))
+        for part in parts:
+            label = title if len(parts) == 1 else f"{title}, {part}"
+            lines[label] = [row for row in rows if row.part == part]
+    return lines
 
 
 def _panel(axis: Any, found: Mapping[str, Sequence[HeadRows]], name: str) -> None:

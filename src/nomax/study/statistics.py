@@ -8,7 +8,7 @@ seeds the plain percentile interval holds the truth three times in four; this on
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -30,7 +30,7 @@ class Interval:
     mean: float
     low: float
     high: float
-    lacking: str = "pairs of runs"
+    lacking: str = field(default="pairs of runs", kw_only=True)
     """Of what there were fewer than two, where no spread could be seen."""
 
     @property

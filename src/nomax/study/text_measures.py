@@ -25,8 +25,7 @@ from nomax.data.text.batches import pad
 from nomax.evaluate import TextRun as Trained
 from nomax.evaluate import load_text
 from nomax.evaluate.translation import Search, nll, quality, references, translate_corpus
-from nomax.models import ReLUFormer
-from nomax.nn import Attention
+from nomax.evaluate.watch import looks
 from nomax.study.text_run import TextRun
 from nomax.train import text_data
 from nomax.train.stop import Stop
@@ -208,28 +207,11 @@ def _looks(trained: Trained, corpus: Corpus, own: bool = False) -> Iterator[tupl
     own: only the encoder's, or those of a language model.
     """
     model = trained.model
-    called: list[tuple[Attention, Any, Any]] = []
-
-    def note(module: Attention, given: Any, settings: Any) -> None:
-        called.append((module, given, settings))
-
-    layers = _first_side(model) if own else (*model.encoder, *model.decoder)
-    looked = [module for layer in layers for module in layer.modules() if isinstance(module, Attention)]
-    with ExitStack() as stack:
-        for module in looked:
-            stack.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
-        for example in _examples(trained, corpus):
-            called.clear()
-            _pass(trained, example)
-            for module, (x, context), settings in called:
-                how = {name: settings[name] for name in ("attn_mask", "is_causal")}
-                weights = module.weights(x, context, **how)[0]
-                visible = torch.ones(weights.shape[-2:], dtype=torch.bool, device=weights.device)
-                visible = visible.tril() if settings["is_causal"] else visible
-                in_source = trained.translates and not settings["is_causal"]
-                read = [*example.source, model.config.end] if in_source else [model.config.begin, *example.target]
-                yield weights, visible, torch.tensor(read, device=weights.device)
-
-
-def _first_side(model: ReLUFormer) -> tuple[Any, ...]:
-    return tuple(model.encoder or model.decoder)
+    first = "encoder" if trained.translates else "decoder"
+    for example in _examples(trained, corpus):
+        for look in looks(model, example):
+            if own and look.part != first:
+                continue
+            own_text = look.part == "decoder"
+            read = [model.config.begin, *example.target] if own_text else [*example.source, model.config.end]
+            yield look.weights, look.visible, torch.tensor(read, device=look.weights.device)

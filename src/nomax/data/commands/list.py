@@ -30,7 +30,8 @@ def run(options: Options) -> int:
     console = Console()
     try:
         folder = cache_folder()
-        states = {entry.name: state(entry, folder) for entry in (*ENTRIES.values(), *TEXTS.values())}
+        entries: list[Entry | TextEntry] = [*ENTRIES.values(), *TEXTS.values()]
+        states = {entry.name: state(entry, folder) for entry in entries}
     except (ValueError, OSError) as error:
         print(f"nomax data list: {error}", file=sys.stderr)
         return 2

@@ -37,7 +37,10 @@ def search(options: "Options | translate.Options") -> Search:
 def evaluate(options: "Options", run: TextRun, progress: Progress) -> dict[str, Any]:
     """All that is measured of a run."""
     how = search(options)
-    corpus, split = _corpus(options, run)
+    corpus, split = corpus_of(run, options.data, options.split)
+    if options.smoke:
+        first = corpus.documents[0]
+        corpus = Corpus((Document(first.name, first.pairs[:4]),), corpus.languages, corpus.title)
     about: dict[str, Any] = {"run": run.title, "phi": run.model.config.phi, "data": options.data or run.config.data}
     about |= {"split": split, "languages": list(corpus.languages)}
     parts = (run.model, run.tokenizer, run.config, corpus)
@@ -83,24 +86,19 @@ def uneven(count: int, stretches: int) -> str:
     )
 
 
-def _corpus(options: "Options", run: TextRun) -> tuple[Corpus, str]:
-    """What a run is measured on, and which split that is."""
-    config, split = run.config, options.split
-    if options.data is None and not run.known:
+def corpus_of(run: TextRun, data: str | None, split: str = "test") -> tuple[Corpus, str]:
+    """What a run is measured on, its own data unless others are given, and which split that is."""
+    config = run.config
+    if data is None and not run.known:
         raise ValueError(f"{run.name} is a saved model, which does not say its data set; give one with --data.")
     languages = config.languages if run.known else None
-    if options.data is not None:
-        split = "all" if split == "test" and _is_files(options.data) else split
-        corpus = text_data.load(options.data, split, config.task, languages)
-    elif split == "test" and _is_files(config.data):
+    if data is not None:
+        split = "all" if split == "test" and _is_files(data) else split
+        return text_data.load(data, split, config.task, languages), split
+    if split == "test" and _is_files(config.data):
         files = "FILE,FILE" if run.translates else "FILE"
         raise ValueError(f"{run.name} was trained on {config.data}, which has no test split: give --data {files}.")
-    else:
-        corpus = text_data.of_run(config, split)
-    if options.smoke:
-        first = corpus.documents[0]
-        corpus = Corpus((Document(first.name, first.pairs[:4]),), corpus.languages, corpus.title)
-    return corpus, split
+    return text_data.of_run(config, split), split
 
 
 def _is_files(data: str) -> bool:

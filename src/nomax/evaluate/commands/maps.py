@@ -22,12 +22,15 @@ from nomax.evaluate.sources import part
 if TYPE_CHECKING:
     from PIL import Image
 
+MARK = " looks ("  # in the title, which is in the file, too
 MOST_LAYERS = 6  # that are shown without being asked for
 
 
 @dataclass(frozen=True)
 class Options:
     """Draw where models look: the attention weights of one image, layer by layer, one column per run.
+
+    Of models of images; those of text have `nomax rows`.
 
     For example: nomax maps runs/softmax runs/relu --data cifar10 --index 7. A map has its own colour scale; the range
     above it is in units of 1/L, which is what softmax gives a key in the mean. Weights below zero are blue.
@@ -47,8 +50,9 @@ class Options:
     """Heads to take the mean over, from 1; all if not given."""
     query: tuple[int, int] | None = None
     """Row and column, from 1, of the patch that looks; if not given, the class token, or the mean over patches."""
-    output: Path = Path("maps.png")
-    """The picture, .png or .svg."""
+    output: Path | None = None
+    """The picture, .png or .svg; if not given, maps-INDEX.png, or maps-NAME.png of an image file, in the folder of the
+    first run."""
     device: str | None = None
     """cpu, cuda, …; if not given, a GPU if there is one."""
     smoke: bool = False
@@ -59,8 +63,11 @@ def run(options: Options) -> int:
     """Return 0, or 2 if the options cannot be served."""
     try:
         figures.require()
-        output = figures.check_format(options.output)
+        if options.output is not None:
+            figures.check_format(options.output)
         runs = load_all(options.runs, options.device)
+        output = options.output or terminal.place(options.runs) / _name(options)
+        again = terminal.check_mine("maps", output, MARK)
         source, index = _source(options, runs[0])
         layers = _layers(options, runs)
         shown = [_shown(source, index, one) for one in runs]
@@ -69,8 +76,12 @@ def run(options: Options) -> int:
         terminal.write(output, maps_figure.draw(sharpest, found, layers, _title(options, runs), output.suffix.lower()))
     except terminal.EXPECTED as error:
         return terminal.tell("maps", error)
-    Console().print(f"Written: {output} ({source.name(index)})")
+    Console().print(terminal.written(again), f"{output} ({source.name(index)})")
     return 0
+
+
+def _name(options: Options) -> str:
+    return f"maps-{options.index if options.image is None else options.image.stem}.png"
 
 
 def _source(options: Options, first: Run) -> tuple[Source, int]:
@@ -120,7 +131,7 @@ def _title(options: Options, runs: Sequence[Run]) -> str:
     else:
         who = "the model" if len(pools) > 1 else "the class token" if pools == {"tok"} else "the mean patch"
     heads = f"heads {', '.join(map(str, options.heads))}" if options.heads else "mean over heads"
-    return f"Where {who} looks ({heads})"
+    return f"Where {who}{MARK}{heads})"
 
 
 class OneImage:

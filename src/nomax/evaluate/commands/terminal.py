@@ -5,7 +5,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +18,8 @@ from nomax.train.files import aside
 Runs = tyro.conf.Positional[
     Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="(at least one)")]
 ]
+
+BEGINNING = 1 << 20  # bytes of a file in which its mark is looked for
 
 # What a user can set right, or a model that is broken: told in one line, without a traceback.
 EXPECTED = (ValueError, TypeError, OSError, ImportError, FloatingPointError)
@@ -51,6 +53,30 @@ def write(path: Path, content: bytes) -> None:
 def write_json(path: Path, content: Any) -> None:
     """Write plain data and dataclasses as JSON; a NaN, which JSON does not have, becomes null."""
     write(path, (json.dumps(_plain(content), indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
+
+
+def place(runs: Sequence[str]) -> Path:
+    """Where files go that were given no place: into the folder of the first run, or here if that is on the hub."""
+    first = Path(runs[0]).expanduser()
+    return first if first.is_dir() else Path()
+
+
+def check_mine(command: str, path: Path, mark: str) -> bool:
+    """Whether an earlier file of the command is here, known by a mark at its beginning; any other file is an error."""
+    check_output(path)
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        if mark.encode() not in file.read(BEGINNING):
+            raise ValueError(
+                f"{path} is there, and nomax {command} did not write it: move it away, or give another --output."
+            )
+    return True
+
+
+def written(again: bool) -> str:
+    """How a line begins that says what was written."""
+    return "Written, in place of an earlier one:" if again else "Written:"
 
 
 def check_output(path: Path | None) -> None:
