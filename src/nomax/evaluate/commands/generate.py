@@ -139,14 +139,9 @@ def _most(options: Options, prompt: int, one: TextRun) -> int:
 def _text(options: Options, one: TextRun, prompt: list[int], most: int, seed: int) -> Iterator[str]:
     """The text in pieces: on a terminal one for each token, as far as it is known to stay as it is."""
     tokens, told = list(prompt), ""
-    how: dict[str, Any] = {
-        "temperature": options.temperature,
-        "top_k": options.top_k,
-        "top_p": options.top_p,
-        "seed": seed,
-    }
-    device = one.model.embedding.weight.device
-    for token in stream(one.model, torch.tensor([prompt], dtype=torch.int64, device=device), most, **how):
+    begun = torch.tensor([prompt], dtype=torch.int64, device=one.model.embedding.weight.device)
+    how: dict[str, Any] = {"top_k": options.top_k, "top_p": options.top_p, "seed": seed}
+    for token in stream(one.model, begun, most, temperature=options.temperature, **how):
         tokens.append(int(token))
         if sys.stdout.isatty():
             # A character may need several tokens, and shows as replacement characters until all of them are there.
