@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from nomax import _compat
 from nomax.models.hub import fill
 from nomax.models.vit import ViT
 from nomax.models.vit_config import SIZES
@@ -26,6 +27,15 @@ TIMM_NAMES = {
     "mlp.fc2": "mlp.down",
     "fc_norm": "norm",
 }
+
+
+def timm_model(name: str, **settings: Any) -> nn.Module:
+    """Make a model of timm, as timm.create_model does, also beside a torchvision that was made for another torch.
+
+    There `import timm` alone fails: "operator torchvision::nms does not exist".
+    """
+    model: nn.Module = _compat.timm().create_model(name, **settings)
+    return model
 
 
 def from_timm(
