@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import struct
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +15,7 @@ from nomax.cli import main
 from nomax.data.describe import describe, sheet
 from nomax.data.idx import parse
 from nomax.data.registry import ENTRIES
+from nomax.data.text.entries import TEXTS
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (12, 5, 7, 3), np.uint8)
 LABELS = np.arange(12) % 3
@@ -184,11 +186,36 @@ def test_the_list_command_shows_every_name(capsys, monkeypatch, tmp_path) -> Non
     monkeypatch.setenv("NOMAX_DATA", str(tmp_path))
     assert main(["data", "list"]) == 0
     out = capsys.readouterr().out
-    for name, entry in ENTRIES.items():
-        assert name in out
-        if entry.packages:
-            assert f"nomax data get {name}" in out
-    assert "bundled" in out
+    lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}
+    for name, entry in (ENTRIES | TEXTS).items():
+        assert lines[name].rstrip().endswith("not here") == bool(entry.packages)
+    assert "bundled" in lines["fashion-mnist-small"]
+    assert "To get one that is not here: nomax data get NAME\n" in out
+    assert f"kept in {tmp_path};" in out
+
+
+@pytest.mark.parametrize("columns", [None, "20", "80"])
+def test_the_list_is_never_cut(columns: str | None, capsys, monkeypatch, tmp_path) -> None:
+    """Neither in a narrow window nor in a pipe, for which rich assumes one of 80 columns."""
+    monkeypatch.setenv("NOMAX_DATA", str(tmp_path))
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns:
+        monkeypatch.setenv("COLUMNS", columns)
+    assert main(["data", "list"]) == 0
+    out = capsys.readouterr().out
+    assert "…" not in out
+    for entry in TEXTS.values():
+        numbers = [*entry.counts.values(), sum(entry.documents.values())]
+        assert re.search(rf"{entry.name} +{' +'.join(f'{number:,}' for number in numbers)} ", out)
+    assert max(map(len, out.splitlines()[:-1])) <= 80 or columns is None
+
+
+def test_the_list_says_how_to_use_what_lacks_a_package(capsys, monkeypatch) -> None:
+    monkeypatch.setattr("nomax.data.commands.list.find_spec", lambda name: None)
+    assert main(["data", "list"]) == 0
+    out = capsys.readouterr().out
+    assert re.search("digits .*lacks a package", out)
+    assert "To use digits: pip install scikit-learn\n" in out
 
 
 def test_digits_are_scikit_learns() -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import tiny_images
-from rich.console import Console
 from toy_study import grid, row
 
+from nomax.console import Console
 from nomax.study import runner
 from nomax.study.estimate import FLOP_PER_SECOND, START, Estimate, parse_seconds, spelled
 from nomax.study.row import Row

@@ -8,9 +8,9 @@ import signal
 import pytest
 import torch
 import tyro
-from rich.console import Console
 from text_corpora import corpus
 
+from nomax.console import Console
 from nomax.data.text.corpus import write
 from nomax.evaluate import load_text
 from nomax.report import command as report

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tiny_images
 import torch
-from rich.console import Console
 
 from nomax import data, models
+from nomax.console import Console
 from nomax.evaluate import fewshot, subset
 from nomax.evaluate.features import features
 from nomax.study.image_run import ImageRun

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import tiny_images
 import torch
-from rich.console import Console
 
+from nomax.console import Console
 from nomax.train import VisionConfig, loop_config, metrics
 from nomax.train.distributed import World
 from nomax.train.loop import train

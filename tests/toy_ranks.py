@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from toy_task import CONFIG, Points
 
+from nomax.console import Console
 from nomax.train.distributed import world
 from nomax.train.health import NonFiniteError
 from nomax.train.loop import train

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from torch import nn
 
+from nomax.console import Console
 from nomax.train.distributed import World
 from nomax.train.loop import Loop, Outcome, train
 from nomax.train.loop_config import LoopConfig

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
 from rich.text import Text
 
 from nomax.bench import figure, goals, memory, peak, tables
@@ -21,6 +19,7 @@ from nomax.bench.peers import PEERS, ours, step
 from nomax.bench.race import race
 from nomax.bench.results import OURS, UNCAUSAL, Case, Results, write
 from nomax.bench.shapes import BACKWARD, FORWARD, INFERENCE, SHAPES, Inputs, Shape, make_inputs
+from nomax.console import Console, Progress
 from nomax.phi import Phi
 
 GRAD_MODES: dict[str, Callable[[], Any]] = {
@@ -217,4 +216,4 @@ def _write_all(output: Path, results: Results, console: Console) -> None:
         console.print("No figure: it needs matplotlib (pip install 'nomax[plot]').")
     for name, text in files.items():
         write(output / name, text)
-    console.print(f"Written: {', '.join(str(output / name) for name in files)}", highlight=False)
+    console.print(f"Written: {', '.join(str(output / name) for name in files)}")

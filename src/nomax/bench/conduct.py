@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from rich.console import Console, RenderableType
-from rich.progress import Progress
+from rich.console import RenderableType
 from rich.text import Text
 
 from nomax.bench import goal_figure, goals, tables
@@ -12,6 +11,7 @@ from nomax.bench.frame import now, progress_bar, results_folder, threads_restore
 from nomax.bench.goals import Goal
 from nomax.bench.machine import load
 from nomax.bench.results import Results, write
+from nomax.console import Console, Progress
 
 
 def conduct(
@@ -48,7 +48,7 @@ def conduct(
         console.print("No figure: it needs matplotlib (pip install 'nomax[plot]').")
     for file, text in files.items():
         write(folder / file, text)
-    console.print(f"Written: {', '.join(str(folder / file) for file in files)}", highlight=False)
+    console.print(f"Written: {', '.join(str(folder / file) for file in files)}")
     for gate in results.red():
         where = ", ".join(part for part in (gate.shape, gate.dtype, gate.name) if part)
         console.print(Text.assemble(("WRONG", "bold red"), f" {where}: {gate.reason()}"))

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
 
 from nomax import _compat
 from nomax.bench import photos, pipelines
 from nomax.bench.data_results import ARRAYS, PEER, PHOTOS, Case, Results, markdown, table
 from nomax.bench.machine import load, machine, versions
 from nomax.bench.results import write
+from nomax.console import Console, Progress
 from nomax.data import pack
 from nomax.data.folders import FolderSource
 from nomax.data.shards import ShardSource
@@ -90,7 +90,7 @@ def run(options: Options) -> int:
     write(output / "data.json", results.json())
     write(output / "data.md", markdown(results))
     console.print(table(results))
-    console.print(f"Written: {output / 'data.json'}, {output / 'data.md'}", highlight=False, soft_wrap=True)
+    console.print(f"Written: {output / 'data.json'}, {output / 'data.md'}")
     if results.wrong():
         console.print(f"WRONG: our images differ from torchvision's by {results.differences}.", style="bold red")
         return 1
@@ -98,7 +98,7 @@ def run(options: Options) -> int:
 
 
 def _measure(options: Options, scratch: Path, results: Results, console: Console) -> None:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with _one_thread(), Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("preparing", total=2 * len(options.workers) * options.rounds)
         folder = options.folder or scratch / "photos"

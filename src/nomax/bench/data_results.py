@@ -5,10 +5,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.table import Table
-
 from nomax.bench import photos
 from nomax.bench.tables import times
+from nomax.console import Table
 
 GOAL = 1.2
 LARGEST_DIFFERENCE = 0.01  # mean over pixels in [-1, 1]; two ways to resize may round differently

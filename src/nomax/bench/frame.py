@@ -8,10 +8,10 @@ from difflib import get_close_matches
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from nomax.bench.machine import load
+from nomax.console import Console, Progress
 
 
 def known(kind: str, name: str, table: Collection[str]) -> str:
@@ -42,7 +42,7 @@ def results_folder(output: Path | None) -> Path:
 
 def progress_bar(console: Console) -> Progress:
     """A bar that shows what is being measured, how much is done and how long the rest may take."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (BarColumn(), MofNCompleteColumn())
     return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console)
 
 

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import torch
 from rich.console import RenderableType
-from rich.progress import Progress
 
 from nomax.bench.conduct import conduct
 from nomax.bench.frame import check_load, now
@@ -34,6 +33,7 @@ from nomax.bench.memory_subjects import (
 from nomax.bench.memory_tables import markdown, table
 from nomax.bench.race import race
 from nomax.bench.results import Case, Results
+from nomax.console import Progress
 
 Kind = Literal["relu", "softmax"]
 PHIS: tuple[Kind, ...] = ("relu", "softmax")

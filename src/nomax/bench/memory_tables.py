@@ -1,11 +1,10 @@
 """The results of `nomax bench memory` as tables, on the terminal and in Markdown."""
 
-from rich.table import Table
-
 from nomax.bench import tables
 from nomax.bench.conduct import ending, heading
 from nomax.bench.memory_subjects import OURS, PLAIN
 from nomax.bench.results import Case, Results
+from nomax.console import Table
 
 COLUMNS = ("time", "GFLOP/s", "vs plain")
 

@@ -14,9 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from nomax.bench.frame import check_load, now, progress_bar, results_folder, threads_restored
 from nomax.bench.machine import load, machine, versions
@@ -24,6 +21,7 @@ from nomax.bench.race import race
 from nomax.bench.results import write
 from nomax.bench.ridge import WORKS, make_features, ours, peer
 from nomax.bench.tables import seconds, times
+from nomax.console import Console, Progress, Table
 
 OURS, PEER = "nomax", "scikit-learn"
 GOAL = 5.0
@@ -126,7 +124,7 @@ def run(options: Options) -> int:
     console.print(table)
     write(output / "probe.json", _json(facts, cases))
     write(output / "probe.md", _markdown(options, facts, cases))
-    console.print(f"Written: {output / 'probe.json'}, {output / 'probe.md'}", highlight=False)
+    console.print(f"Written: {output / 'probe.json'}, {output / 'probe.md'}")
     if facts["finished"] is None:
         return 130
     return 0 if all(case.right for case in cases) else 1

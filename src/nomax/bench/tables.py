@@ -5,11 +5,11 @@ from functools import partial
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from nomax.bench.results import OURS, UNCAUSAL, Case, Results
 from nomax.bench.shapes import BACKWARD, FORWARD, INFERENCE, Shape
+from nomax.console import Table
 
 PEER_NAMES = {"sdpa": "SDPA", "eager": "eager", "compiled": "compiled", "flex": "Flex"}
 

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import torch
 from rich.console import RenderableType
-from rich.progress import Progress
 from torch import Tensor
 
 from nomax.bench.conduct import conduct
@@ -45,6 +44,7 @@ from nomax.bench.translate_subjects import (
     translation,
 )
 from nomax.bench.translate_tables import TOKENS, documents, markdown, sentences, table
+from nomax.console import Progress
 from nomax.models import ReLUFormerConfig
 from nomax.ops.softmax import row_map
 

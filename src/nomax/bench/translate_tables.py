@@ -1,7 +1,5 @@
 """The results of `nomax bench translate` as tables, on the terminal and in Markdown."""
 
-from rich.table import Table
-
 from nomax.bench import tables
 from nomax.bench.conduct import ending, heading
 from nomax.bench.results import Case, Results
@@ -17,6 +15,7 @@ from nomax.bench.translate_subjects import (
     SOFTMAX,
     SPARSEMAX,
 )
+from nomax.console import Table
 
 TOKENS = 2048  # of the source, and as many of the target, in a step or a forward pass, however long the documents are
 PEERS = (SOFTMAX, SPARSEMAX, ENTMAX, MARIAN)

@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console, RenderableType
-from rich.progress import Progress
+from rich.console import RenderableType
 from rich.text import Text
 from torch import Tensor, nn
 
@@ -25,6 +24,7 @@ from nomax.bench.machine import load, machine, versions
 from nomax.bench.race import race
 from nomax.bench.results import OURS, Case, Results, write
 from nomax.bench.vit_tables import FREE, INFERENCE, SOFTMAX, TIMM, TRAINING, markdown, model_table
+from nomax.console import Console, Progress
 from nomax.models import from_timm
 
 # What timm calls it, and how many images a call gets: about a second's work.
@@ -117,7 +117,7 @@ def run(options: Options) -> int:
     console.print(tables.goal_table(results))
     for name, text in {"vit.json": results.json(), "vit.md": markdown(results)}.items():
         write(output / name, text)
-    console.print(f"Written: {output / 'vit.json'}, {output / 'vit.md'}", highlight=False)
+    console.print(f"Written: {output / 'vit.json'}, {output / 'vit.md'}")
     for gate in results.red():
         console.print(
             Text.assemble(("WRONG", "bold red"), f" {gate.shape}, {gate.dtype}, {gate.name}: {gate.reason()}")

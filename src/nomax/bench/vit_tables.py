@@ -3,10 +3,10 @@
 from typing import Literal
 
 import torch
-from rich.table import Table
 
 from nomax.bench import tables
 from nomax.bench.results import OURS, Case, Results
+from nomax.console import Table
 from nomax.nn.linear import SLOW
 
 INFERENCE: Literal["inference"] = "inference"

@@ -12,9 +12,9 @@ from typing import Annotated, Any, BinaryIO, Literal
 
 import numpy as np
 import tyro
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
+from nomax.console import Console, Progress
 from nomax.data import images, shard_index
 from nomax.data.folders import FolderSource
 from nomax.data.images import DataError
@@ -76,7 +76,7 @@ def pack(options: Options, console: Console | None = None) -> None:
 
     skipped: list[str] = []
     kept = 0
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("Packing", total=len(source))
         for number, part in enumerate(shards):
@@ -90,15 +90,13 @@ def pack(options: Options, console: Console | None = None) -> None:
             shard_index.index(tar)
             progress.advance(task, part.stop - part.start)
     for line in skipped:
-        console.print(f"left out: {line}", highlight=False, soft_wrap=True)
+        console.print(f"left out: {line}")
     size = sum(tar.stat().st_size for tar in options.output.glob(f"{options.split}-*.tar"))
     console.print(
         f"{options.output}: {len(source) - len(skipped):,} images of {len(source.classes):,} classes in "
         f"{len(shards):,} shards, {size / 1e6:,.1f} MB"
         + (f"; {kept:,} were there already" if kept else "")
         + (f"; {len(skipped):,} broken images left out" if skipped else ""),
-        highlight=False,
-        soft_wrap=True,
     )
 
 

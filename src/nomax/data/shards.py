@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from rich.console import Console
-from rich.progress import Progress
+from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
+from nomax.console import Console, Progress
 from nomax.data import images, shard_index
 from nomax.data.folders import KNOWN, Problems, split_names
 from nomax.data.images import DataError
@@ -186,7 +186,8 @@ def _indexes(tars: Sequence[Path]) -> list[Index]:
     found = {tar: saved for tar in tars if (saved := shard_index.load(tar)) is not None}
     missing = [tar for tar in tars if tar not in found]
     if missing:
-        with Progress(console=Console(stderr=True), transient=True) as progress:
+        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task(f"Indexing {len(missing):,} shards", total=len(missing))
             for tar, index in zip(missing, _build(missing), strict=True):
                 found[tar] = index

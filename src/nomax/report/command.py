@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
+from nomax.console import Console
 from nomax.evaluate.commands import terminal
 from nomax.report import page
 
@@ -43,7 +43,7 @@ def run(options: Options) -> int:
         print(f"nomax report: {name} is missing; the page shows the rest.", file=sys.stderr)
     what = f"{_count(written.studies, 'study', 'studies')}, {_count(written.verdicts, 'verdict', 'verdicts')}"
     message = f"Written: {written.path} ({_size(written.size)}; {what}), {written.table}"
-    Console().print(message, highlight=False, markup=False, soft_wrap=True)
+    Console().print(message)
     return 0
 
 

@@ -84,15 +84,15 @@ class Work:
     def __call__(self) -> int:
         """Do the run, and return its exit code."""
         import torch
-        from rich.console import Console
 
+        from nomax.console import Console
         from nomax.study.store import Store
         from nomax.study.work import settle
         from nomax.train.stop import Stop
 
         torch.set_num_threads(self.run.config.threads or int(os.environ.get("SLURM_CPUS_PER_TASK", "1")))
         with Stop() as stop:
-            return settle(self.run, Store(self.store), self.command, stop, Console(highlight=False), self.retry)
+            return settle(self.run, Store(self.store), self.command, stop, Console(), self.retry)
 
     def checkpoint(self) -> Any:
         """What submitit queues again: the same, which goes on from the last checkpoint."""

@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID
 
+from nomax.console import Console, Progress, TextColumn
 from nomax.study.estimate import spelled
 from nomax.study.row import Row
 from nomax.study.run import Run
@@ -23,7 +23,6 @@ class View:
         self.total, self.done, self.console = total, done, console
         self._printed = time.monotonic()
         columns = (
-            TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[text]}"),
@@ -45,7 +44,7 @@ class View:
 
     def say(self, text: str) -> None:
         """Print a line above the bars."""
-        self.console.print(text, soft_wrap=True, highlight=False, markup=False)
+        self.console.print(text)
 
     def finished(self, row: Row, done: int, seconds_left: float) -> None:
         """Tell what came out of a run."""

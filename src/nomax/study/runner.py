@@ -4,8 +4,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from rich.console import Console
-
+from nomax.console import Console
 from nomax.study.estimate import Estimate
 from nomax.study.launch import Handle, Launcher
 from nomax.study.progress import View

@@ -17,8 +17,8 @@ from typing import Any, Self
 
 import torch
 import torch._dynamo  # which an optimiser imports at its first step: here, once for all processes
-from rich.console import Console
 
+from nomax.console import Console
 from nomax.ops import build, cpu
 from nomax.study import image_measures, text_measures
 from nomax.study.image_run import ImageRun
@@ -47,7 +47,7 @@ def in_process(run: Run, store: Path, command: str, retry: bool = False) -> None
         try:
             torch.set_num_threads(run.config.threads or 1)
             with StopWithParent() as stop:
-                code = settle(run, place, command, stop, Console(file=log, highlight=False, width=120), retry)
+                code = settle(run, place, command, stop, Console(file=log), retry)
         except KeyboardInterrupt:  # the second one, of somebody who does not want to wait
             code = 130
         except BaseException:

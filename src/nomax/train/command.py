@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from rich.console import Console
 
+from nomax.console import Console
 from nomax.train import distributed
 from nomax.train import run as run_folder
 from nomax.train.compare import compare
@@ -41,7 +41,7 @@ class Options(Protocol):
 
 def train(options: Options, title: str, jobs_of: Callable[[], Sequence[Job]]) -> int:
     """Train what the options ask for. Exit codes: 0 finished, 1 failed, 2 wrong options, 130 and 143 stopped."""
-    console = Console(highlight=False)
+    console = Console()
     try:
         distributed.check_device(options.device)
         jobs = jobs_of()
@@ -98,4 +98,4 @@ def _tell_what_came_out(jobs: Sequence[Job], command: str, console: Console) -> 
     if len(jobs) > 1 and done:
         compare(kind_of(config), first.parent, done, command, console)
     if done:
-        console.print(f"Next: {kind_of(config).advice(config, done)}.", soft_wrap=True)
+        console.print(f"Next: {kind_of(config).advice(config, done)}.")

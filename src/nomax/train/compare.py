@@ -3,9 +3,7 @@
 import json
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
+from nomax.console import Console, Table
 from nomax.train import files, run
 from nomax.train.kinds import Kind
 

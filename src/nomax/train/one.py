@@ -5,9 +5,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from rich.console import Console
 from torch.distributed.checkpoint import state_dict as states
 
+from nomax.console import Console
 from nomax.train import loop, run
 from nomax.train.distributed import World
 from nomax.train.health import NonFiniteError

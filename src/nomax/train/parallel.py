@@ -10,9 +10,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
 
+from nomax.console import Console, Progress, TextColumn
 from nomax.train import metrics, progress
 from nomax.train.distributed import World, chosen
 from nomax.train.kinds import RunConfig, kind_of
@@ -46,7 +46,7 @@ def train_in_parallel(jobs: Sequence[Job], command: str, stop: Stop, console: Co
             )
             print("\n".join(text[-8:]), file=sys.stderr)
         elif text:
-            console.print(text[-1], soft_wrap=True)
+            console.print(text[-1])
     return stop.exit_code or max(codes)
 
 
@@ -54,7 +54,7 @@ def _work(config: RunConfig, folder: Path, command: str, tensorboard: bool, pare
     with _log(folder).open("a", buffering=1) as log, Stop(parent) as stop:
         sys.stdout = sys.stderr = log
         torch.set_num_threads(config.threads or 1)
-        console = Console(file=log, highlight=False, width=120)
+        console = Console(file=log)
         world = World(torch.device(chosen(config.device)))
         work = partial(load_and_train, config, folder, command, world, stop, console, tensorboard)
         code = explained(work, kind_of(config).command(config))
@@ -62,7 +62,7 @@ def _work(config: RunConfig, folder: Path, command: str, tensorboard: bool, pare
 
 
 def _watch(jobs: Sequence[Job], processes: Sequence[BaseProcess], stop: Stop, console: Console) -> None:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
     told, printed = False, time.monotonic()
     with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as bars:
         tasks = [bars.add_task(spoken(config.model.phi), total=config.steps, text="") for config, _ in jobs]
@@ -78,7 +78,7 @@ def _watch(jobs: Sequence[Job], processes: Sequence[BaseProcess], stop: Stop, co
                 printed = time.monotonic()
                 for (config, _), line in zip(jobs, lines, strict=True):
                     start = f"{spoken(config.model.phi)}: step {line.get('step', 0)}/{config.steps}"
-                    console.print(f"{start}, {progress.words(line)}", soft_wrap=True)
+                    console.print(f"{start}, {progress.words(line)}")
             time.sleep(0.2)
 
 

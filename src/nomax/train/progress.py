@@ -11,8 +11,9 @@ from types import TracebackType
 from typing import Self
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn
+
+from nomax.console import Console, Progress, TextColumn
 
 PLAIN_EVERY = 30.0  # seconds between lines where there is no terminal
 WINDOW = 30.0  # seconds over which the speed is taken
@@ -23,11 +24,10 @@ class Bar:
 
     def __init__(self, title: str, total: int, unit: str, console: Console | None = None, show: bool = True) -> None:
         self.title, self.total, self.unit, self.show = title, total, unit, show
-        self.console = console or Console(highlight=False)
+        self.console = console or Console()
         self._marks: deque[tuple[float, int, float]] = deque()
         self._printed = 0.0
         columns = (
-            TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[text]}"),
@@ -59,12 +59,12 @@ class Bar:
             self._rich.update(self._task, completed=step, text=text)
         elif now - self._printed > PLAIN_EVERY or step == self.total:
             self._printed = now
-            self.console.print(f"{self.title}: step {step}/{self.total}, {text}", soft_wrap=True)
+            self.console.print(f"{self.title}: step {step}/{self.total}, {text}")
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
         if self.show:
-            self.console.print(text, soft_wrap=True)
+            self.console.print(text)
 
     def _text(self, line: Mapping[str, float]) -> str:
         pieces = [words(line)]

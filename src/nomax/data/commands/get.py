@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TimeElapsedColumn
 from rich.text import Text
 
+from nomax.console import Console, Progress
 from nomax.data import fetch
 from nomax.data.arrays import read_meta
 from nomax.data.load import entry, known
@@ -43,7 +43,7 @@ def run(options: Options) -> int:
             for name in wanted:
                 folder = fetch.get(entry(name), files=options.files, keep=options.keep, report=bars.report)
                 bars.clear()
-                progress.console.print(_done(name, folder), highlight=False, soft_wrap=True)
+                progress.console.print(_done(name, folder))
     except (ValueError, OSError, ImportError) as error:
         print(f"nomax data get: {error}", file=sys.stderr)
         return 2
@@ -98,6 +98,4 @@ class _Bars:
 
 
 def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), _Amount(), TimeElapsedColumn(), console=Console(stderr=True)
-    )
+    return Progress(BarColumn(), _Amount(), TimeElapsedColumn(), console=Console(stderr=True))

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
+from nomax.console import Console, Table
 from nomax.data import arrays
 from nomax.data.describe import Description, describe, sheet
 from nomax.data.load import load
@@ -48,11 +48,11 @@ def run(options: Options) -> int:
             return 0
         sources = _sources(options)
         for title, text in _facts(options.data).items():
-            console.print(f"[bold]{title}[/bold] {text}", highlight=False, soft_wrap=True)
+            console.print(Text.assemble((title, "bold"), f" {text}"))
         console.print(_table({split: describe(source, options.on_error) for split, source in sources.items()}))
         if options.sheet:
             sheet(next(iter(sources.values())), options.sheet, on_error=options.on_error)
-            console.print(f"Written: {options.sheet}", highlight=False, soft_wrap=True)
+            console.print(f"Written: {options.sheet}")
     except (ValueError, OSError, ImportError) as error:
         print(f"nomax data info: {error}", file=sys.stderr)
         return 2

@@ -1,17 +1,17 @@
 """`nomax data list`: the named data sets, and which of them are here."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from rich import box
-from rich.console import Console
-from rich.table import Table
 
+from nomax.console import Console, Table
 from nomax.data.registry import ENTRIES, Entry, TextEntry, cache_folder
 from nomax.data.text.entries import TEXTS
 
-NARROWEST = 106  # columns; below, names and commands would be cut off
+NOT_HERE = "not here"
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,21 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Print the table."""
-    folder = cache_folder()
-    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for title in ("name", "train", "test", "classes", "download", "licence", "state"):
-        numbers = title in ("train", "test", "classes", "download")
-        table.add_column(title, justify="right" if numbers else "left", no_wrap=True)
+    """Print the tables, and how to get what is not here."""
+    folder, console = cache_folder(), Console()
+    states = {entry.name: state(entry, folder) for entry in (*ENTRIES.values(), *TEXTS.values())}
+    console.print(_images(states), "", _texts(states), "", sep="\n")
+    if NOT_HERE in states.values():
+        console.print("To get one that is not here: nomax data get NAME")
+    for name, packages in {entry.name: missing(entry) for entry in ENTRIES.values()}.items():
+        if packages:
+            console.print(f"To use {name}: pip install {' '.join(packages)}")
+    console.print(f"Fetched data sets are kept in {folder}; the environment variable NOMAX_DATA changes that.")
+    return 0
+
+
+def _images(states: Mapping[str, str]) -> Table:
+    table = _table(("name", "train", "test", "classes", "download", "licence", "state"))
     for entry in ENTRIES.values():
         table.add_row(
             entry.name,
@@ -39,23 +48,13 @@ def run(options: Options) -> int:
             f"{entry.classes:,}",
             f"{entry.download / 1e6:,.0f} MB" if entry.packages else "–",
             entry.licence,
-            state(entry, folder),
+            states[entry.name],
         )
-    console = Console()
-    console.width = max(console.width, NARROWEST)
-    console.print(table)
-    console.print(_texts(folder))
-    console.print(
-        f"Fetched data sets are kept in {folder}; the environment variable NOMAX_DATA changes that.", soft_wrap=True
-    )
-    return 0
+    return table
 
 
-def _texts(folder: Path) -> Table:
-    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for title in ("name", "train", "valid", "test", "documents", "download", "licence", "state"):
-        numbers = title not in ("name", "licence", "state")
-        table.add_column(title, justify="right" if numbers else "left", no_wrap=True)
+def _texts(states: Mapping[str, str]) -> Table:
+    table = _table(("name", "train", "valid", "test", "documents", "download", "licence", "state"))
     for entry in TEXTS.values():
         table.add_row(
             entry.name,
@@ -63,16 +62,28 @@ def _texts(folder: Path) -> Table:
             f"{sum(entry.documents.values()):,}",
             f"{entry.download / 1e6:,.0f} MB",
             entry.licence,
-            state(entry, folder),
+            states[entry.name],
         )
     return table
 
 
+def _table(titles: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE, show_edge=False, padding=(0, 1, 0, 0))
+    for title in titles:
+        words = title in ("name", "licence", "state")
+        table.add_column(title, justify="left" if words else "right", no_wrap=title != "licence")
+    return table
+
+
 def state(entry: Entry | TextEntry, folder: Path) -> str:
-    """Whether a data set is here, or how to get it."""
+    """Whether a data set is here."""
     if entry.packages:
-        return "ready" if entry.is_prepared(folder / entry.name) else f"nomax data get {entry.name}"
-    missing = [package for module, package in entry.requires.items() if find_spec(module) is None]
-    if missing:
-        return f"pip install {' '.join(missing)}"
+        return "ready" if entry.is_prepared(folder / entry.name) else NOT_HERE
+    if missing(entry):
+        return "lacks a package"
     return "ready" if entry.requires else "bundled"
+
+
+def missing(entry: Entry | TextEntry) -> list[str]:
+    """The Python packages that a data set comes in and that are not installed."""
+    return [] if entry.packages else [name for module, name in entry.requires.items() if find_spec(module) is None]

@@ -3,9 +3,9 @@
 from pathlib import Path
 from statistics import median
 
-from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
+from nomax.console import Console, Table
 from nomax.data.arrays import read_meta
 from nomax.data.registry import cache_folder
 from nomax.data.text.corpus import Corpus
@@ -33,7 +33,7 @@ def describe_text(data: str, split: str | None, languages: tuple[str, str] | Non
         wanted = list(SPLITS) if has_splits(data) else ["all"]
     corpora = {name: load(data, name, languages=languages) for name in wanted}
     for title, text in _facts(data).items():
-        console.print(f"[bold]{title}[/bold] {text}", highlight=False, soft_wrap=True)
+        console.print(Text.assemble((title, "bold"), f" {text}"))
     console.print(_table(corpora))
 
 

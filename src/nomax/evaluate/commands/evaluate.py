@@ -5,11 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from nomax import data
+from nomax.console import Console, Progress, Table
 from nomax.evaluate.accuracy import Score, classify
 from nomax.evaluate.commands import evaluate_text, terminal
 from nomax.evaluate.runs import Run, TextRun, load_mixed
@@ -111,7 +109,7 @@ def _table(options: Options, found: list[dict[str, Any]]) -> Table:
     caption = "A smoke run: these numbers mean nothing." if options.smoke else None
     table = Table(box=SIMPLE_HEAD, title="Accuracy", caption=caption, title_style="bold", caption_justify="left")
     for name in ("run", "data set"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name)
     columns = {"all classes": "accuracy"} | ({f"among {options.subset}": "subset_accuracy"} if options.subset else {})
     for name in columns:
         table.add_column(name, justify="right")

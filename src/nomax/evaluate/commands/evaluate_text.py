@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
+from nomax.console import Console, Progress, Table
 from nomax.data.text import Corpus, Document
 from nomax.evaluate import translation
 from nomax.evaluate.commands import terminal
@@ -69,10 +67,10 @@ def show(found: list[dict[str, Any]], smoke: bool, console: Console) -> None:
     if translated:
         console.print(_translations(translated, smoke))
         for signature in dict.fromkeys(_signatures(translated)):
-            console.print(signature, highlight=False, soft_wrap=True)
+            console.print(signature)
     for entry in translated:
         if entry.get("uneven"):
-            console.print(f"{entry['run']}: {uneven(entry['uneven'], entry['stretches'])}", soft_wrap=True)
+            console.print(f"{entry['run']}: {uneven(entry['uneven'], entry['stretches'])}")
     if languages := [entry for entry in found if "segments" not in entry]:
         console.print(_languages(languages, smoke))
 
@@ -138,7 +136,7 @@ def _table(title: str, smoke: bool) -> Table:
     caption = "A smoke run: these numbers mean nothing." if smoke else None
     table = Table(box=SIMPLE_HEAD, title=title, caption=caption, title_style="bold", caption_justify="left")
     for name in ("run", "data set"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name)
     return table
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from nomax import data
+from nomax.console import Console
 from nomax.data import Source, images
 from nomax.data.batches import evaluation_batches
 from nomax.evaluate import figures, maps_figure
@@ -69,7 +69,7 @@ def run(options: Options) -> int:
         terminal.write(output, maps_figure.draw(sharpest, found, layers, _title(options, runs), output.suffix.lower()))
     except terminal.EXPECTED as error:
         return terminal.tell("maps", error)
-    Console().print(f"Written: {output} ({source.name(index)})", highlight=False)
+    Console().print(f"Written: {output} ({source.name(index)})")
     return 0
 
 

@@ -6,10 +6,8 @@ from typing import Any
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
+from nomax.console import Console, Progress, Table
 from nomax.data import Source
 from nomax.evaluate import fewshot
 from nomax.evaluate.commands import terminal
@@ -103,7 +101,7 @@ def _table(options: Options, titles: list[str], found: list[dict[str, Any]]) -> 
         caption = "A smoke run: these numbers mean nothing."
     table = Table(box=SIMPLE_HEAD, title="Few-shot probe", caption=caption, title_style="bold", caption_justify="left")
     table.add_column("data set")
-    table.add_column("run", overflow="fold")
+    table.add_column("run")
     for shots in options.shots:
         table.add_column(f"{shots} shot{'s' * (shots > 1)}", justify="right", no_wrap=True)
     names = list(dict.fromkeys(entry["on"] for entry in found))

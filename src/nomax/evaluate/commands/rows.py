@@ -7,11 +7,9 @@ from pathlib import Path
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
 
 from nomax import data
+from nomax.console import Console, Progress, Table
 from nomax.data.batches import evaluation_batches
 from nomax.evaluate import rows_figure
 from nomax.evaluate.commands import terminal
@@ -92,7 +90,7 @@ def _write(folder: Path, found: dict[str, list[HeadRows]], console: Console) -> 
         files.append("rows.svg")
     except ImportError as error:
         console.print(f"No figure: {error}.")
-    console.print(f"Written: {', '.join(str(folder / name) for name in files)}", highlight=False)
+    console.print(f"Written: {', '.join(str(folder / name) for name in files)}")
 
 
 def _table(title: str, rows: Sequence[HeadRows], every_head: bool) -> Table:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from nomax.console import Console, Progress
 from nomax.train.files import aside
 
 Runs = tyro.conf.Positional[
@@ -25,7 +25,7 @@ EXPECTED = (ValueError, TypeError, OSError, ImportError, FloatingPointError)
 
 def progress(console: Console) -> Progress:
     """Bars that vanish when the work is done."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (BarColumn(), MofNCompleteColumn())
     return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)
 
 
@@ -73,7 +73,7 @@ def output(command: str, path: Path | None, content: Any, console: Console) -> i
     except OSError as error:
         tell(command, OSError(f"--output {path} cannot be written: {error.strerror or error}."))
         return 1
-    console.print(f"Written: {path}", highlight=False)
+    console.print(f"Written: {path}")
     return 0
 
 

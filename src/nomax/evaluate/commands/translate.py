@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import tyro
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from nomax.console import Console, Progress, TextColumn
 from nomax.evaluate.commands import terminal
 from nomax.evaluate.commands.evaluate_text import search, uneven
 from nomax.evaluate.runs import TextRun, load_text
@@ -84,7 +84,7 @@ def _pass(stream: Stream) -> None:
     """Write the translations of standard input to standard output."""
     console = Console(stderr=True)
     if sys.stdin.isatty():
-        console.print("Type a line to translate; Ctrl-D ends.", highlight=False)
+        console.print("Type a line to translate; Ctrl-D ends.")
     columns = (BarColumn(), TextColumn("{task.fields[lines]:,} lines"), TimeElapsedColumn(), TimeRemainingColumn())
     shown = console.is_terminal and not sys.stdin.isatty()
     with Progress(*columns, console=console, transient=True, disable=not shown) as progress:

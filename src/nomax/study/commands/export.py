@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
 
+from nomax.console import Console
 from nomax.study import short
 from nomax.study.publish import table, to_csv
 from nomax.study.row import Row
@@ -47,7 +47,7 @@ def run(options: Options) -> int:
     except (ValueError, OSError, ImportError) as error:
         print(f"nomax study export: {error}", file=sys.stderr)
         return 2
-    Console(highlight=False, markup=False).print(f"{len(rows)} runs: {options.file}", soft_wrap=True)
+    Console().print(f"{len(rows)} runs: {options.file}")
     return 0
 
 

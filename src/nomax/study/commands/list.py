@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 
+from nomax.console import Console, Table
 from nomax.study import kind, text_setup
 from nomax.study import setup as setups
 from nomax.study.estimate import Estimate, spelled
@@ -49,7 +48,7 @@ def run(options: Options) -> int:
     except (ValueError, OSError, ImportError) as error:
         print(f"nomax study list: {error}", file=sys.stderr)
         return 2
-    console = Console(highlight=False, markup=False)
+    console = Console()
     console.print(table)
     console.print(f"Set-up {options.setup}; {estimate.source}. To run one: nomax study NAME --setup {options.setup}")
     return 0

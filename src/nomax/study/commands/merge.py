@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
+from nomax.console import Console
 from nomax.study.store import Store, merge
 
 Folders = tyro.conf.Positional[
@@ -44,7 +44,7 @@ def run(options: Options) -> int:
     except (ValueError, OSError) as error:
         print(f"nomax study merge: {error}", file=sys.stderr)
         return 2
-    console = Console(highlight=False, markup=False)
+    console = Console()
     console.print(
         f"{len(copied)} runs are new in {options.store}, which now has {len(store.finished())}.", soft_wrap=True
     )

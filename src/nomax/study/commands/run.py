@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from nomax import study
+from nomax.console import Console, Table
 from nomax.data import load as load_data
 from nomax.data.images import DataError
 from nomax.evaluate import figures, subset
@@ -131,7 +130,7 @@ class Options:
 
 def run(options: Options) -> int:
     """Run a study. See Options for the exit codes."""
-    console = Console(highlight=False, markup=False)
+    console = Console()
     try:
         module = study.load(options.name)
         setup = chosen_setup(options, study.kind(module))
@@ -160,7 +159,7 @@ def run(options: Options) -> int:
         with Stop() as stop:
             report = run_grid(mine, store, launcher, stop, console, study=name, retry=options.retry, budget=budget)
             if stop.asked:
-                console.print(f"Stopped; {len(report.left)} runs are left. The same command goes on.", soft_wrap=True)
+                console.print(f"Stopped; {len(report.left)} runs are left. The same command goes on.")
                 return stop.exit_code
         _tell(report, console)
         rows = store.rows([run.key for run in grid])
@@ -169,7 +168,6 @@ def run(options: Options) -> int:
             console.print(
                 f"This part is done, {missing} runs of other parts are not here: join the stores with "
                 "`nomax study merge`, then give the same command without --shard.",
-                soft_wrap=True,
             )
             return report.exit_code
         check_place(out, setup, sum(row.status != "failed" for row in rows))
@@ -182,7 +180,7 @@ def run(options: Options) -> int:
     console.print(verdict_table(module.TITLE, verdicts, note(setup, missing)) if verdicts else NO_CLAIM)
     usual = out.parent.resolve() == Path("results").resolve()
     page = "nomax report" if usual else f"nomax report {shlex.quote(str(out))}"
-    console.print(f"Figures, verdicts and numbers: {out}. The page with all of it: {page}", soft_wrap=True)
+    console.print(f"Figures, verdicts and numbers: {out}. The page with all of it: {page}")
     return report.exit_code
 
 
@@ -246,7 +244,7 @@ def verdict_table(title: str, verdicts: "Sequence[Verdict]", note: str) -> Table
     """What came out, for the terminal."""
     table = Table(box=SIMPLE_HEAD, title=title, caption=note or None, title_style="bold", caption_justify="left")
     for column in ("claim", "verdict", "measured"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column, max_width=60)  # sentences, which a pipe would show on one line each
     for verdict in verdicts:
         found = str(verdict.verdict)
         table.add_row(verdict.text, Text(found, COLOURS.get(found, "")), verdict.sentence)
@@ -323,7 +321,6 @@ def _list(runs: list[Run], store: Store, jobs: int, retry: bool, console: Consol
     console.print(
         f"{len(left)} of {len(runs)} runs to do: {spelled(total)} of computing, about "
         f"{spelled(max(total / jobs, longest))} with {jobs} at a time ({estimate.source}).",
-        soft_wrap=True,
     )
 
 
@@ -331,8 +328,8 @@ def _tell(report: Report, console: Console) -> None:
     trouble = [row for row in report.finished if row.status != "done"]
     if trouble:
         words = ", ".join(f"{row.label} ({row.status})" for row in trouble[:5]) + (", …" if len(trouble) > 5 else "")
-        console.print(f"{len(trouble)} runs diverged or failed: {words}.", soft_wrap=True)
+        console.print(f"{len(trouble)} runs diverged or failed: {words}.")
     if any(row.status == "failed" for row in trouble):
-        console.print("To try those that failed again: the same command with --retry.", soft_wrap=True)
+        console.print("To try those that failed again: the same command with --retry.")
     if report.left:
-        console.print(f"{len(report.left)} runs are left. The same command goes on.", soft_wrap=True)
+        console.print(f"{len(report.left)} runs are left. The same command goes on.")
