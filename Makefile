@@ -33,6 +33,7 @@ test: $(INSTALLED)  ## Set up .venv if needed, then run every check and test
 
 docs: $(INSTALLED)  ## Build the documentation, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "The documentation: open $(CURDIR)/site/index.html in a browser; it needs no server."
 
 wheel: $(INSTALLED)  ## Build a wheel for this platform with compiled kernels, into dist/
 	NOMAX_BUILD_BINARY=1 $(BIN)/python -m build --wheel --no-isolation --outdir dist .

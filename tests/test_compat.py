@@ -39,6 +39,16 @@ def test_torchvision_and_timm_import_without_a_warning_in_a_fresh_process() -> N
     assert process.stdout.strip() == "torch.Size([3, 4, 6])"
 
 
+def test_a_model_of_timm_is_made_and_converted_in_a_fresh_process() -> None:
+    program = (
+        "from nomax import models; model = models.timm_model('vit_tiny_patch16_224', img_size=48, num_classes=3);"
+        "print(models.from_timm(model).config.variant)"
+    )
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.strip() == "Ti/16"
+
+
 def test_a_second_call_returns_the_same_package() -> None:
     assert _compat.torchvision() is _compat.torchvision() is sys.modules["torchvision"]
 

@@ -1,6 +1,7 @@
 """The site: its examples run, its commands exist, its tables are the program's, and it builds without warnings."""
 
 import importlib.util
+import io
 import json
 import os
 import re
@@ -11,9 +12,11 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+import chromium
 import pytest
+from PIL import Image
 
-from nomax import Phi, _compat
+from nomax import Phi, _colours
 from nomax.cli import COMMANDS, parsed
 from nomax.data.registry import ENTRIES
 from nomax.data.text.entries import TEXTS
@@ -38,8 +41,6 @@ def tool(name: str) -> ModuleType:
 @pytest.mark.parametrize("page", [name for name, text in PAGES.items() if "```python" in text])
 def test_examples_run_one_after_the_other_and_print_what_the_page_says(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    if "import timm" in PAGES[page]:
-        _compat.timm()  # mends torchvision where its build is not torch's
     names: dict[str, object] = {}
     printed = None
     for language, text in FENCE.findall(PAGES[page]):
@@ -50,6 +51,30 @@ def test_examples_run_one_after_the_other_and_print_what_the_page_says(page, tmp
             assert printed is not None, f"output without an example: {text}"
             assert KERNELS.sub("kernels", printed) == KERNELS.sub("kernels", text)
             printed = None
+
+
+def test_no_page_sends_its_reader_to_a_private_name():
+    for page, text in PAGES.items():
+        assert not re.search(r"\b(?:nomax|models)\.(?:\w+\.)*_\w", text), page
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.stem
+)
+def test_every_arxiv_number_is_a_link(path):
+    text = path.read_text(encoding="utf-8")
+    linked = re.sub(r"\[(\d{4}\.\d{5})\]\(https://arxiv\.org/abs/\1\)", "", text)
+    assert re.findall(r"\b\d{4}\.\d{5}\b", linked) == []
+
+
+def test_make_docs_says_where_the_site_is(tmp_path):
+    program = tmp_path / "mkdocs"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    words = ["make", "docs", f"BIN={tmp_path}", f"INSTALLED={program}"]  # set up, and without the time of a build
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"open {ROOT}/site/index.html in a browser" in done.stdout
 
 
 def commands() -> list[str]:
@@ -131,27 +156,86 @@ def test_results_come_into_their_page_from_the_files_of_the_studies(tmp_path, mo
     monkeypatch.setattr(results, "RESULTS", tmp_path)
     assert results.on_page_markdown(results.PLACE, None) == results.NOTHING
     (tmp_path / "alpha").mkdir()
-    (tmp_path / "alpha" / "verdicts.md").write_text("# Which?\n\n| claim | verdict |\n", encoding="utf-8")
+    verdict = {"claim": "W-h", "verdict": "undecided", "text": 'No "h" wins.', "sentence": "a < b.", "scale": "pico"}
+    (tmp_path / "alpha" / "verdicts.json").write_text(json.dumps([verdict]), encoding="utf-8")
     figure = {"file": "alpha.svg", "caption": "Accuracy.", "alternative": "Lines [relu]\nrise."}
     study = {"title": "Which?", "command": "nomax study alpha", "figures": [figure]}
     (tmp_path / "alpha" / "study.json").write_text(json.dumps(study), encoding="utf-8")
-    parts = ["### Which?", "```console\n$ nomax study alpha\n```", "| claim | verdict |"]
+    parts = ["### Which?", "```console\n$ nomax study alpha\n```"]
+    parts += ['??? undecided "undecided: No ”h” wins."\n    a &lt; b.\n\n    W-h; pico']
     parts += ["![Lines (relu) rise.](results/alpha/alpha.svg)", "Accuracy."]
     assert results.on_page_markdown(results.PLACE, None) == "\n\n".join(parts)
 
 
-@pytest.mark.slow
-def test_the_site_builds_without_warnings_and_asks_no_other_machine_for_anything(tmp_path):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the site."""
     pytest.importorskip("mkdocs")
-    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    folder = tmp_path_factory.mktemp("site")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_COLOR": "1"})
     assert done.returncode == 0, done.stderr
-    pages = list(tmp_path.rglob("*.html"))
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_warnings_and_asks_no_other_machine_for_anything(site):
+    pages = list(site.rglob("*.html"))
     assert {f"{name}.html" for name in PAGES} <= {path.name for path in pages}
     for path in pages:
         html = path.read_text(encoding="utf-8")
         loaded = re.findall(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?(https?:[^\s\">]*)", html)
         loaded += re.findall(r"<link\b[^>]*\bhref=\"?(https?:[^\s\">]*)", html)
         assert loaded == [], path.name
-    for sheet in tmp_path.rglob("*.css"):
+        assert 'href="https://github.com/nomax/nomax"' in html
+        assert 'data-md-component="source"' not in html  # which asks GitHub for stars
+    for sheet in site.rglob("*.css"):
         assert not re.search(r"url\(['\"]?https?:", sheet.read_text(encoding="utf-8")), sheet.name
+
+
+needs_chromium = pytest.mark.skipif(chromium.FOUND is None, reason="there is no chromium here")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    running = chromium.Chromium()
+    yield running
+    running.close()
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_the_search_finds_something_in_a_folder_of_files(site, browser):
+    browser.open(site / "index.html", 1280)
+    browser.evaluate("document.querySelector('[data-md-component=search-query]').focus()")
+    browser.ask("Input.insertText", text="dropout")
+    links = "Array.from(document.querySelectorAll('.md-search-result__link'), (link) => link.href)"
+    wait = "new Promise((done) => {const look = () => FOUND.length ? done(FOUND) : setTimeout(look, 50); look()})"
+    found = browser.evaluate(wait.replace("FOUND", links))  # a browser that waits for ever is ended
+    assert any("attention.html#dropout" in link for link in found)
+    assert [address for address in browser.requests() if not address.startswith(("file:", "data:"))] == []
+    assert browser.complaints() == []
+
+
+@pytest.mark.slow
+@needs_chromium
+@pytest.mark.parametrize("page", PAGES)
+def test_on_a_phone_no_column_is_narrow_and_no_page_wider_than_the_window(page, site, browser):
+    browser.open(site / f"{page}.html", 400)
+    assert browser.evaluate("document.documentElement.scrollWidth") == 400
+    cells = "Array.from(document.querySelectorAll('article table:not([class]) :is(td, th)'))"
+    narrow = f"{cells}.filter((cell) => cell.textContent.length > 24 && cell.getBoundingClientRect().width < 110)"
+    assert browser.evaluate(f"{narrow}.map((cell) => cell.textContent)") == []
+
+
+@pytest.mark.slow
+@needs_chromium
+@pytest.mark.parametrize("scheme", ["default", "slate"])
+def test_figures_follow_the_scheme_that_a_reader_chose(scheme, site, browser):
+    browser.open(site / "idea.html", 1280)
+    browser.evaluate(f"document.body.setAttribute('data-md-color-scheme', '{scheme}')")
+    box = browser.evaluate("document.querySelector('article img').getBoundingClientRect().toJSON()")
+    with Image.open(io.BytesIO(browser.picture())) as picture:
+        corner = picture.convert("RGB").getpixel((round(box["left"]) + 40, round(box["top"]) + 8))
+    paper = _colours.PAPER.dark if scheme == "slate" else _colours.PAPER.light
+    assert "#{:02x}{:02x}{:02x}".format(*corner) == paper

@@ -4,8 +4,9 @@ mkdocs.yml names this file as a hook. Everything comes from results/STUDY/, whic
 """
 
 import json
-import re
+from html import escape
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -38,17 +39,19 @@ def studies() -> list[Path]:
 def _section(folder: Path) -> str:
     study = json.loads((folder / "study.json").read_text(encoding="utf-8"))
     parts = [f"### {study['title']}", f"```console\n$ {study['command']}\n```"]
-    verdicts = folder / "verdicts.md"
+    verdicts = folder / "verdicts.json"
     if verdicts.exists():
-        parts.append(_body(verdicts.read_text(encoding="utf-8")))
+        parts += map(_verdict, json.loads(verdicts.read_text(encoding="utf-8")))
     for figure in study.get("figures", []):
         parts += [f"![{_plain(figure['alternative'])}](results/{folder.name}/{figure['file']})", figure["caption"]]
     return "\n\n".join(parts)
 
 
-def _body(text: str) -> str:
-    """A Markdown file without its title, for which the page has a heading of its own."""
-    return re.sub(r"^# .*\n", "", text, flags=re.MULTILINE).strip()
+def _verdict(entry: dict[str, Any]) -> str:
+    """A line that says how a claim fared, and opens to what was measured: no table has room for it on a phone."""
+    said = f"{entry['verdict']}: {entry['text']}".replace('"', "”")
+    body = f"{escape(entry['sentence'])}\n\n{entry['claim']}; {escape(entry['scale'])}"
+    return f'??? {entry["verdict"]} "{escape(said, quote=False)}"\n' + indent(body, "    ")
 
 
 def _plain(text: str) -> str:

@@ -1,7 +1,7 @@
 """Models on top of nomax.nn, and their weights on disk."""
 
 from nomax.models.big_vision import from_big_vision
-from nomax.models.foreign import from_timm
+from nomax.models.foreign import from_timm, timm_model
 from nomax.models.hub import load, save
 from nomax.models.reluformer import ReLUFormer
 from nomax.models.reluformer_config import ReLUFormerConfig
@@ -18,4 +18,5 @@ __all__ = [
     "from_timm",
     "load",
     "save",
+    "timm_model",
 ]

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from nomax import _compat
 from nomax.models.hub import fill
 from nomax.models.vit import ViT
 from nomax.models.vit_config import SIZES, ViTConfig, parse_variant
@@ -51,6 +52,15 @@ ASSUMED = (
     "(block_fn=ResPostBlock); that norms are LayerNorm with an eps of 1e-6; that the activation is GELU; and that a "
     "mean leaves out the class token (pool_include_prefix=False). from_timm(model) makes sure of all that."
 )
+
+
+def timm_model(name: str, **settings: Any) -> nn.Module:
+    """Make a model of timm, as timm.create_model does, also beside a torchvision that was made for another torch.
+
+    There `import timm` alone fails: "operator torchvision::nms does not exist".
+    """
+    model: nn.Module = _compat.timm().create_model(name, **settings)
+    return model
 
 
 def from_timm(

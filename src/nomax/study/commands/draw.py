@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
+from nomax.console import Console
 from nomax.study.publish import redraw
 
 Places = tyro.conf.Positional[
@@ -29,11 +29,11 @@ class Options:
 
 def run(options: Options) -> int:
     """Return 0, or 2 if something cannot be drawn."""
-    console = Console(highlight=False, markup=False)
+    console = Console()
     try:
         folders = [folder for place in options.results for folder in _inside(place)]
         for folder in folders:
-            console.print(f"Written: {', '.join(map(str, redraw(folder)))}", soft_wrap=True)
+            console.print(f"Written: {', '.join(map(str, redraw(folder)))}")
     except (ValueError, OSError, ImportError, KeyError) as error:
         print(f"nomax study draw: {error}", file=sys.stderr)
         return 2
