@@ -13,9 +13,14 @@ from nomax import _files
 def test_a_file_that_cannot_be_finished_leaves_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     path.write_text("before")
-    with pytest.raises(RuntimeError, match="full disk"), _files.atomic(path) as file:
-        file.write(b"half of")
-        raise RuntimeError("full disk")
+
+    def fail_halfway() -> None:
+        with _files.atomic(path) as file:
+            file.write(b"half of")
+            raise OSError("full disk")
+
+    with pytest.raises(OSError, match="full disk"):
+        fail_halfway()
     assert path.read_text() == "before"
     assert [entry.name for entry in tmp_path.iterdir()] == ["result.json"]
 
