@@ -1,6 +1,10 @@
 """The store: run folders are the truth, the database follows them, and many may work in it."""
 
 import json
+import math
+import os
+import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -8,10 +12,14 @@ import threading
 from contextlib import closing
 
 import pytest
+from filelock import FileLock
 from toy_study import row
 
+from nomax.study.commands import export
+from nomax.study.commands import merge as merging
 from nomax.study.row import Row, where
 from nomax.study.store import Store, merge
+from nomax.train import files
 
 KEYS = [f"{number:016x}" for number in range(6)]
 
@@ -37,12 +45,110 @@ def test_a_row_survives_its_way_through_json():
     assert Row.from_json(full.to_json()) == full
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"status": "done"}', row().to_json().replace('"done"', '"odd"')])
-def test_what_is_not_an_outcome_is_said_to_be_none(text, store, capsys):
-    store.finish(row(KEYS[0]))
-    (store.folder(KEYS[0]) / "outcome.json").write_text(text)
+def changed(**values):
+    """An outcome.json with other values."""
+    return json.dumps({**json.loads(row(KEYS[0]).to_json()), **values})
+
+
+DEEP = "[" * 100_000
+# What a broken disk, a careless script or somebody's malice may leave in place of an outcome.
+BAD = {
+    "nothing": "",
+    "no object": "[]",
+    "a string": '"task"',
+    "no value": "{}",
+    "almost no value": '{"status": "done"}',
+    "cut off": row(KEYS[0]).to_json()[:-9],
+    "not UTF-8": b"\xff\xfe{}",
+    "zeros": b"\0" * 900,
+    "an unknown status": changed(status="odd"),
+    "NaN": changed(loss=math.nan),
+    "infinity": changed(accuracy=math.inf),
+    "NaN in a probe": changed(probes={"digits": math.nan}),
+    "too large for a float": changed(loss=0).replace('"loss": 0', '"loss": 1e999'),
+    "an integer too large for a float": changed(lr=10**400),
+    "an integer beyond all bounds": changed(train_flops=10**300),
+    "an integer of too many digits": changed(steps=0).replace('"steps": 0', f'"steps": {"9" * 5000}'),
+    "a text for a number": changed(loss="1.25"),
+    "a text for an integer": changed(seed="0"),
+    "a number for a text": changed(phi=1),
+    "a float for an integer": changed(steps=1.5),
+    "a truth for an integer": changed(seed=True),
+    "an integer for a truth": changed(qk_norm=1),
+    "a list for a number": changed(accuracy=[0.5]),
+    "an object for a text": changed(variant={"a": 1}),
+    "a list of probes": changed(probes=[["digits", 0.5]]),
+    "a text among the probes": changed(probes={"digits": "half"}),
+    "nothing for a number": changed(lr=None),
+    "a negative number of steps": changed(steps=-1),
+    "done without a loss": changed(loss=None),
+    "half a character": changed(error="").replace('"error": ""', '"error": "\\ud800"'),
+    "another run": changed(key=KEYS[5]),
+    "another kind of run": changed(task="translate"),
+    "deep": DEEP,
+    "deep objects": '{"a":' * 100_000,
+    "deep in a column": changed(probes=0).replace('"probes": 0', f'"probes": {"[" * 900}{"]" * 900}'),
+    "a gigabyte's beginning": " " * (2**20 + 1),
+}
+
+
+@pytest.mark.parametrize("kind", [*BAD, "a folder", "a pipe"])
+def test_an_outcome_that_cannot_be_one_is_named_and_never_accepted(kind, tmp_path, store, capsys):
+    fill(store, row(KEYS[0]), row(KEYS[1]))
+    path = store.folder(KEYS[0]) / "outcome.json"
+    path.unlink()
+    if kind == "a folder":
+        path.mkdir()
+    elif kind == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.write_bytes(BAD[kind] if isinstance(BAD[kind], bytes) else BAD[kind].encode())
     assert store.outcome(KEYS[0]) is None
-    assert "cannot be read" in capsys.readouterr().err
+    assert [found.key for found in store.rows()] == [KEYS[1]]
+    told = capsys.readouterr().err
+    assert told.count("nomax study: ") == 1
+    assert f"{path} cannot be read: " in told
+    assert "Put a copy there that can, or remove it. Until then this run counts as not done" in told
+    assert len(told) < 1000
+
+    assert export.run(export.Options(store=store.place)) == 0
+    printed = capsys.readouterr()
+    assert KEYS[1] in printed.out
+    assert KEYS[0] not in printed.out
+    assert f"{path} cannot be read: " in printed.err
+
+    target = Store(tmp_path / "target")
+    assert merging.run(merging.Options((store.place,), target.place)) == 2
+    assert re.match(rf"nomax study merge: {path} .* remove it\.$", capsys.readouterr().err)
+    assert not list(target.place.rglob("*.json"))
+    assert merging.run(merging.Options((other_store(tmp_path, row(KEYS[0])),), store.place)) == 2
+    assert f"nomax study merge: {path} cannot be read: " in capsys.readouterr().err
+
+
+def other_store(tmp_path, *rows):
+    other = Store(tmp_path / "other")
+    fill(other, *rows)
+    return other.place
+
+
+def test_a_row_that_an_older_nomax_put_into_the_database_is_read_again(store, capsys):
+    fill(store, row(KEYS[0]), row(KEYS[1]))
+    store.sync()
+    with closing(sqlite3.connect(store.database)) as database, database:
+        database.execute("UPDATE runs SET json = ?", (changed(seed="0"),))
+    assert [found.key for found in store.rows()] == KEYS[:2]
+    assert not capsys.readouterr().err
+
+
+def test_studies_that_cannot_be_read_are_told_and_cost_no_run(tmp_path, store, capsys):
+    fill(store, row(KEYS[0]), row(KEYS[1]))
+    (store.folder(KEYS[0]) / "studies.txt").write_bytes(b"\xff")
+    assert [found.key for found in store.rows()] == KEYS[:2]
+    assert [found.key for found in store.rows(study="toy")] == [KEYS[1]]
+    assert "studies.txt cannot be read" in capsys.readouterr().err
+    target = Store(tmp_path / "target")
+    assert merge(target, [store]) == KEYS[:2]
+    assert [target.studies(key) for key in KEYS[:2]] == [[], ["toy"]]
 
 
 def test_where_finds_rows_by_their_values_and_refuses_unknown_fields():
@@ -160,7 +266,7 @@ def test_stores_are_joined_with_all_that_is_worth_keeping(tmp_path, store):
         path = others[0].folder(KEYS[1]) / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(name)
-    (store.place / "runs" / f".{KEYS[1]}.aside").mkdir()  # of a copy that was interrupted
+    (store.place / "runs" / ".merge" / "new" / KEYS[1]).mkdir(parents=True)  # of a merge that was killed
     (others[1].folder(KEYS[3])).mkdir()  # not finished
     assert merge(store, others) == KEYS[1:3]
     assert merge(store, others) == []
@@ -183,3 +289,109 @@ def test_two_different_outcomes_of_a_run_are_named_and_nothing_is_copied(tmp_pat
     with pytest.raises(ValueError, match="diverged"):
         merge(store, others[:1])
     assert [found.key for found in store.rows()] == [KEYS[1]]
+
+
+def test_runs_that_differ_in_anything_but_times_are_different(tmp_path, store):
+    fill(store, row(KEYS[0], probes={"digits": 0.5}))
+    for number, (name, value) in enumerate(
+        {"loss": 1.5, "probes": {"digits": 0.25}, "ten_shot": 0.5, "lr": 2e-3, "diverged_at": 3}.items()
+    ):
+        other = Store(tmp_path / f"other-{number}")
+        fill(other, row(KEYS[0], **{"probes": {"digits": 0.5}, name: value}))
+        with pytest.raises(
+            ValueError, match=rf"two different outcomes of the run {KEYS[0]}.*differ in {name}\. Remove"
+        ):
+            merge(store, [other])
+    same = Store(tmp_path / "same")
+    fill(same, row(KEYS[0], probes={"digits": 0.5}, seconds=9.0, core_seconds=8.0, error="a word"))
+    assert merge(store, [same]) == []
+
+
+def contents(store):
+    """All files of a store but its locks, and what is in them."""
+    paths = [path for path in (store.place / "runs").rglob("*") if path.suffix != ".lock"]
+    return {path: path.read_bytes() if path.is_file() else None for path in paths}
+
+
+def two_stores(tmp_path, store):
+    """A store with a finished and an unfinished run, and one to copy from, which has three."""
+    fill(store, row(KEYS[0]))
+    (store.folder(KEYS[2]) / "checkpoints").mkdir(parents=True)
+    (store.folder(KEYS[2]) / "checkpoints" / "step-00000001.pt").write_text("half of the way")
+    other = Store(tmp_path / "other")
+    fill(other, *(row(key) for key in KEYS[1:4]))
+    (other.folder(KEYS[2]) / "model").mkdir()
+    (other.folder(KEYS[2]) / "model" / "model.safetensors").write_text("weights")
+    return other
+
+
+def assert_nothing_is_copied(store, other, capsys, message):
+    before = contents(store)
+    assert merging.run(merging.Options((other.place,), store.place)) == 2
+    assert message in capsys.readouterr().err
+    assert contents(store) == before
+
+
+@pytest.mark.parametrize(
+    "what", ["outcome.json", "model/model.safetensors", "model", "studies.txt", "nothing", "", "runs"]
+)
+def test_a_symbolic_link_is_named_and_not_followed(what, tmp_path, store, capsys):
+    other = two_stores(tmp_path, store)
+    path = other.place / "runs" if what == "runs" else other.folder(KEYS[2]) / what
+    if path.exists():
+        os.replace(path, tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")  # which is nowhere for "nothing"
+    assert_nothing_is_copied(store, other, capsys, f"nomax study merge: {path} is a symbolic link")
+
+
+def test_a_link_to_checkpoints_which_are_not_copied_does_not_matter(tmp_path, store):
+    other = two_stores(tmp_path, store)
+    (other.folder(KEYS[2]) / "checkpoints").symlink_to(tmp_path)
+    assert merge(store, [other]) == KEYS[1:4]
+    assert not (store.folder(KEYS[2]) / "checkpoints").exists()
+
+
+def test_a_pipe_is_not_waited_for(tmp_path, store, capsys):
+    other = two_stores(tmp_path, store)
+    os.mkfifo(other.folder(KEYS[2]) / "model" / "pipe")
+    assert_nothing_is_copied(store, other, capsys, "pipe is neither a file nor a folder")
+
+
+@pytest.mark.parametrize("key", KEYS[1:4])
+def test_nothing_is_copied_while_somebody_works_on_one_of_the_runs(key, tmp_path, store, capsys):
+    other = two_stores(tmp_path, store)
+    with store.claim(key) as free:
+        assert free
+        assert_nothing_is_copied(store, other, capsys, f"somebody works on the run {key}")
+    assert merge(store, [other]) == KEYS[1:4]
+
+
+def test_two_merges_do_not_meet(tmp_path, store, capsys):
+    other = two_stores(tmp_path, store)
+    with FileLock(store.place / "merge.lock"):
+        assert_nothing_is_copied(store, other, capsys, "another merge into")
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [*(("copytree", call) for call in (1, 2, 3)), *(("replace", call) for call in (1, 2, 3, 4)), ("sync_folder", 1)],
+)
+def test_a_merge_that_fails_leaves_all_as_it_was(name, call, tmp_path, store, capsys, monkeypatch):
+    """The calls are three copies, then a rename of each run and one of the unfinished run, and a sync at the end."""
+    other = two_stores(tmp_path, store)
+    places = {"copytree": shutil, "replace": os, "sync_folder": files}
+    real, calls = getattr(places[name], name), 0
+
+    def failing(*arguments, **settings):
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise OSError(28, "No space left on device")
+        return real(*arguments, **settings)
+
+    monkeypatch.setattr(places[name], name, failing)
+    assert_nothing_is_copied(store, other, capsys, "No space left on device")
+    assert calls >= call
+    monkeypatch.undo()
+    assert merge(store, [other]) == KEYS[1:4]
+    assert [found.key for found in store.rows()] == KEYS[:4]

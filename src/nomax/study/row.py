@@ -5,12 +5,17 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+
+from nomax.models.fields import check_fields
 
 if TYPE_CHECKING:
     from nomax.study.run import Run
 
 Status = Literal["done", "diverged", "failed"]
+PRIVATE = ("seconds", "core_seconds", "error")  # what differs where the same run is done twice
+LARGEST = 2**20  # bytes of outcome.json, which has about a thousand
+MOST = 10**30  # beyond the FLOPs of any run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +65,9 @@ class Row:
         return f"a test loss of {self.loss}"
 
     @property
-    def result(self) -> tuple[object, ...]:
-        """What two processes that did the same run must agree on: not the times, nor the words of an error."""
-        return (self.status, self.loss)
+    def result(self) -> dict[str, object]:
+        """What two processes that did the same run must agree on: all but the times and the words of an error."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name not in PRIVATE}
 
     @classmethod
     def of(cls, run: "Run", status: Status, **results: Any) -> "Row":
@@ -76,15 +81,32 @@ class Row:
     @staticmethod
     def from_json(text: str | bytes) -> "Row":
         """Read outcome.json; a ValueError says what is wrong with it."""
+        if len(text) > LARGEST:
+            raise ValueError(f"this is not the outcome of a run: it has more than {LARGEST:,} bytes.")
         try:
-            plain = json.loads(text)
-            kind = TextRow if "task" in plain else ImageRow
+            plain = json.loads(text, parse_constant=_refuse)
+        except (ValueError, RecursionError) as error:  # no JSON, or nested too deeply
+            raise ValueError(f"this is not the outcome of a run: {error}.") from None
+        if not isinstance(plain, dict):
+            raise ValueError(f"this is not the outcome of a run: it is a {type(plain).__name__} instead of an object.")
+        kind = TextRow if "task" in plain else ImageRow
+        try:
             row: Row = kind(**{name: value for name, value in plain.items() if name in _columns(kind)})
-        except (TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"this is not the outcome of a run: {error}") from None
-        if row.status not in get_args(Status):
-            raise ValueError(f"status={row.status!r} must be one of {', '.join(get_args(Status))}.")
+        except TypeError as error:  # names what is missing
+            raise ValueError(f"this is not the outcome of a run: {error}.") from None
+        row.check()
         return row
+
+    def check(self) -> None:
+        """Raise a ValueError if a value is none that a run can have."""
+        check_fields(self)
+        for column in dataclasses.fields(self):
+            value = getattr(self, column.name)
+            if column.type in (int, int | None) and value is not None and not 0 <= value < MOST:
+                raise ValueError(f"{column.name}={value} must be at least 0 and below {MOST:g}.")
+        if self.status == "done" and self.loss is None:
+            raise ValueError("loss=None cannot be: the run is done.")
+        self.to_json().encode()  # fails, with a ValueError, for half a character
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,11 +135,6 @@ class ImageRow(Row):
     def said(self) -> str:
         """What came out, in a few words."""
         return "no accuracy" if self.accuracy is None else f"{self.accuracy:.2%} of the test images right"
-
-    @property
-    def result(self) -> tuple[object, ...]:
-        """What two processes that did the same run must agree on."""
-        return self.status, self.accuracy, self.subset_accuracy, self.ten_shot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,11 +171,6 @@ class TextRow(Row):
         bleu = f" and a BLEU of {self.measured['bleu']:.1f}" if "bleu" in self.measured else ""
         return "no loss" if self.loss is None else f"a test loss of {self.loss:.3f} nats{bleu}"
 
-    @property
-    def result(self) -> tuple[object, ...]:
-        """What two processes that did the same run must agree on."""
-        return self.status, self.loss, self.measured.get("bleu")
-
 
 AnyRow = TypeVar("AnyRow", bound=Row)
 
@@ -169,6 +181,10 @@ def where(rows: Iterable[AnyRow], **fields: Any) -> list[AnyRow]:
     if unknown:
         raise TypeError(f"a row has no field {', '.join(sorted(unknown))}.")
     return [row for row in rows if all(_same(getattr(row, name, None), value) for name, value in fields.items())]
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number that a result can have")
 
 
 def _columns(kind: type[Row]) -> set[str]:

@@ -11,17 +11,18 @@ import os
 import shutil
 import sqlite3
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from nomax.study.row import Row
+from nomax.study.row import LARGEST, Row
 from nomax.train import files
 
 OUTCOME, STUDIES = "outcome.json", "studies.txt"
+LEFT_OUT = shutil.ignore_patterns("checkpoints", ".lock", ".*.aside")  # of a run that is copied
 WAIT = 60.0  # seconds that a writer waits for another
 # What sqlite says about a file that is not, or no longer, a database of ours; not about locks and full disks.
 DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
@@ -39,7 +40,7 @@ class Store:
         self.database = self.place / "results.sqlite"
         if create:
             (self.place / "runs").mkdir(parents=True, exist_ok=True)
-        self._unreadable: set[str] = set()  # what has been told
+        self._told: set[str] = set()  # of what there was something to say
         self._mending = FileLock(self.place / "results.lock")
 
     def folder(self, key: str) -> Path:
@@ -54,18 +55,36 @@ class Store:
         """The runs with an outcome."""
         return sorted(path.parent.name for path in (self.place / "runs").glob(f"[!.]*/{OUTCOME}"))
 
-    def outcome(self, key: str) -> Row | None:
-        """What came out of a run; None if it is not over."""
+    def read(self, key: str) -> Row | None:
+        """What came out of a run; None if it is not over. A ValueError names an outcome that cannot be one."""
         path = self.folder(key) / OUTCOME
         try:
-            return Row.from_json(path.read_bytes())
+            if path.exists() and not path.is_file():  # a pipe would be waited for
+                raise ValueError("it is not a file.")
+            with path.open("rb") as file:
+                row = Row.from_json(file.read(LARGEST + 1))
+            if row.key != key:
+                raise ValueError(f"it is the outcome of another run, {row.key[:80]!r}.")
         except FileNotFoundError:
             return None
+        except (ValueError, OSError) as error:
+            reason = str(error).rstrip(".")
+            raise ValueError(f"{path} cannot be read: {reason}. Put a copy there that can, or remove it.") from None
+        return row
+
+    def outcome(self, key: str) -> Row | None:
+        """What came out of a run; None if it is not over, or if that cannot be read, which is told."""
+        try:
+            return self.read(key)
         except ValueError as error:
-            if key not in self._unreadable:
-                print(f"nomax study: {path} cannot be read ({error}); this run counts as not done.", file=sys.stderr)
-            self._unreadable.add(key)
+            self._tell(key, f"{error} Until then this run counts as not done, and is done again if a study needs it.")
             return None
+
+    def _tell(self, what: str, message: str) -> None:
+        """Say something once."""
+        if what not in self._told:
+            print(f"nomax study: {message}", file=sys.stderr)
+        self._told.add(what)
 
     @contextmanager
     def claim(self, key: str) -> Iterator[bool]:
@@ -109,9 +128,15 @@ class Store:
 
     def studies(self, key: str) -> list[str]:
         """The studies that a run is part of."""
+        path = self.folder(key) / STUDIES
         try:
-            return sorted(set((self.folder(key) / STUDIES).read_text(encoding="utf-8").splitlines()))
+            return sorted(set(path.read_text(encoding="utf-8").splitlines()))
         except FileNotFoundError:
+            return []
+        except (UnicodeDecodeError, OSError) as error:
+            self._tell(
+                str(path), f"{path} cannot be read: {error}. This run counts as part of no study: remove the file."
+            )
             return []
 
     def rows(self, keys: Collection[str] | None = None, study: str | None = None) -> list[Row]:
@@ -122,9 +147,15 @@ class Store:
             for key, studies, text in found
             if (keys is None or key in keys) and (study is None or study in json.loads(studies))
         ]
-        rows = {key: Row.from_json(text) for key, text in chosen}
+        rows = {key: row for key, text in chosen if (row := self._row(key, text)) is not None}
         order = rows if keys is None else keys  # those of a grid come in its order
         return [rows[key] for key in order if key in rows]
+
+    def _row(self, key: str, text: str) -> Row | None:
+        try:
+            return Row.from_json(text)
+        except ValueError:  # an older nomax may have put into the database what is none
+            return self.outcome(key)
 
     def sync(self) -> None:
         """Bring the database up to date with the run folders; make it again if it is damaged."""
@@ -182,54 +213,117 @@ class Store:
 
 
 def merge(store: Store, others: Sequence[Store]) -> list[str]:
-    """Copy the finished runs of other stores into this one; returns the keys of those that were new.
+    """Copy the finished runs of other stores into this one, all or none; returns the keys of those that were new.
 
-    Two different results of one run are a contradiction, and a ValueError that names them; the same result with other
-    times is not. Nothing is copied unless everything can be.
+    A ValueError names what stands in the way: two different results of one run (the same result with other times is no
+    contradiction), an outcome that cannot be read, a symbolic link, none of which is followed, or somebody at work.
+    After an error nothing has been copied.
     """
-    wanted: dict[str, tuple[Store, Row]] = {}
+    wanted: dict[str, Store] = {}
+    studies: dict[str, set[str]] = {}
     for other in others:
-        for key in other.finished():
-            row = other.outcome(key)
-            if row is None:
-                continue
-            before = store.outcome(key)
-            rivals = [(store, before)] if before else []
-            rivals += [wanted[key]] if key in wanted else []
-            for place, rival in rivals:
-                if rival.result != row.result:
-                    raise ValueError(
-                        f"two different outcomes of the run {key} ({row.label}): {place.folder(key)} has "
-                        f"{_words(rival)}, {other.folder(key)} has {_words(row)}. Remove one of them."
-                    )
-            if not before and key not in wanted:
-                wanted[key] = (other, row)
-    copied = []
-    for key, (other, _) in wanted.items():
-        with store.claim(key) as free:
-            if not free:
-                raise ValueError(f"somebody works on the run {key} in {store.place}; wait until it is done.")
-            if store.outcome(key) is None:
-                _copy(other.folder(key), store.folder(key))
-                copied.append(key)
-    for other in others:
-        for key in other.finished():
-            for study in other.studies(key):
+        for key, row in _outcomes(other):
+            studies.setdefault(key, set()).update(other.studies(key))
+            known = _agreed(store, key, row, other)
+            if key in wanted:
+                _agreed(wanted[key], key, row, other)
+            elif not known:
+                wanted[key] = other
+    with _aside(store) as (new, old):
+        for key, other in wanted.items():
+            shutil.copytree(other.folder(key), new / key, symlinks=True, ignore=LEFT_OUT)
+            (new / key / STUDIES).unlink(missing_ok=True)
+            (new / key / STUDIES).write_text("".join(f"{name}\n" for name in sorted(studies[key])), encoding="utf-8")
+        for key in studies.keys() - wanted.keys():
+            for study in sorted(studies[key]):
                 store.belongs([key], study)
-    store.sync()
-    return copied
+        return _move(store, new, old, wanted)
+
+
+def _outcomes(store: Store) -> Iterator[tuple[str, Row]]:
+    """The finished runs of a store, after a look whether all that would be copied lies within it."""
+    _within(store.place / "runs")
+    for key in store.finished():
+        _within(store.folder(key))
+        for folder, folders, names in os.walk(store.folder(key)):
+            left_out = LEFT_OUT(folder, [*folders, *names])
+            folders[:] = [name for name in folders if name not in left_out]
+            for name in {*folders, *names} - left_out:
+                _within(Path(folder, name))
+        row = store.read(key)
+        if row is not None:
+            yield key, row
+
+
+def _within(path: Path) -> None:
+    if path.is_symlink():
+        raise ValueError(
+            f"{path} is a symbolic link, which is not followed: put there what it points to, or remove it."
+        )
+    if not path.is_dir() and not path.is_file():
+        raise ValueError(f"{path} is neither a file nor a folder, and cannot be copied: remove it.")
+
+
+def _agreed(store: Store, key: str, row: Row, other: Store) -> bool:
+    """Whether a store has this outcome, too; a ValueError if it has another one."""
+    rival = store.read(key)
+    if rival is None:
+        return False
+    if rival.result != row.result:
+        here, there = rival.result, row.result
+        differ = [name for name in here.keys() | there.keys() if here.get(name) != there.get(name)]
+        raise ValueError(
+            f"two different outcomes of the run {key} ({row.label}): {store.folder(key)} has {_words(rival)}, "
+            f"{other.folder(key)} has {_words(row)}; they differ in {', '.join(sorted(differ))}. Remove one of them."
+        )
+    return True
 
 
 def _words(row: Row) -> str:
     return f"{row.status}, {row.said}" if row.status == "done" else row.status
 
 
-def _copy(source: Path, target: Path) -> None:
-    """A folder that is complete or not there: copied aside, then renamed. An unfinished run there gives way."""
-    aside = target.with_name(f".{target.name}.aside")
-    shutil.rmtree(aside, ignore_errors=True)
-    shutil.copytree(source, aside, ignore=shutil.ignore_patterns("checkpoints", ".lock", ".*.aside", STUDIES))
-    if target.exists():
-        shutil.rmtree(target)
-    os.replace(aside, target)
-    files.sync_folder(target.parent)
+@contextmanager
+def _aside(store: Store) -> Iterator[tuple[Path, Path]]:
+    """Two folders in a store, for what is to come and for what gives way, which are gone at the end."""
+    lock = FileLock(store.place / "merge.lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(f"another merge into {store.place} is under way: wait until it is done.") from None
+    aside = store.place / "runs" / ".merge"
+    new, old = aside / "new", aside / "old"
+    try:
+        shutil.rmtree(aside, ignore_errors=True)  # of a merge that was killed
+        for folder in (new, old):
+            folder.mkdir(parents=True)
+        yield new, old
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+        lock.release()
+
+
+def _move(store: Store, new: Path, old: Path, sources: Mapping[str, Store]) -> list[str]:
+    """Put copied runs into their places, where an unfinished run gives way; if that fails, all is as it was."""
+    moved: list[str] = []
+    try:
+        for key, source in sources.items():
+            with store.claim(key) as free:
+                if not free:
+                    raise ValueError(f"somebody works on the run {key} in {store.place}; wait until it is done.")
+                row = Row.from_json((new / key / OUTCOME).read_bytes())
+                if _agreed(store, key, row, source):  # finished meanwhile
+                    continue
+                moved.append(key)
+                if store.folder(key).exists():
+                    os.replace(store.folder(key), old / key)
+                os.replace(new / key, store.folder(key))
+        files.sync_folder(store.place / "runs")
+    except BaseException:
+        for key in moved:
+            if not (new / key).exists():
+                os.replace(store.folder(key), new / key)
+            if (old / key).exists():
+                os.replace(old / key, store.folder(key))
+        raise
+    return moved
