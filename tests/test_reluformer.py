@@ -413,7 +413,7 @@ def test_a_config_survives_json_and_makes_the_same_model() -> None:
         ({"phi": "softmax"}, "phi='softmax' normalises each row itself.*learned_gain=None"),
         ({"phi": "entmax15", "learned_gain": "layer"}, "instead of 'layer'"),
         ({"gamma": 0.0}, "gamma=0.0 must be a number above 0"),
-        ({"gamma": math.nan}, "gamma=nan must be a number above 0"),
+        ({"gamma": math.nan}, "gamma=nan must be a finite number"),
         ({"phi": "softmax", "learned_gain": None, "gamma": 2.0}, "gamma=2.0 must be .* 1 for a φ that normalises"),
         ({"memory_phi": "rellu"}, "did you mean 'relu'"),
         ({"memory_phi": "entmax15"}, "memory_phi='entmax15'"),

@@ -20,7 +20,8 @@ class Options:
     """Copy the finished runs of other stores into one, such as those that array jobs filled with --shard.
 
     A run that is in both is left as it is; two different outcomes of one run are an error that names both. Afterwards
-    `nomax study NAME` finds the runs done, and draws the figures.
+    `nomax study NAME` finds the runs done, and draws the figures. Exit codes: 0 all well, 2 nothing was copied, for the
+    reason that is told.
     """
 
     folders: Folders
@@ -30,7 +31,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Return 0, or 2 if the stores cannot be joined."""
+    """Return 0, or 2 if the stores cannot be joined, and then nothing has been copied."""
     try:
         if not options.folders:
             raise ValueError("name at least one store, the folder of `nomax study --store`.")
