@@ -90,8 +90,8 @@ def test_shards_are_bounded_in_images_and_bytes(folder: Path, tmp_path: Path) ->
     run(folder, tmp_path / "out", max_bytes=8192)
     tars = sorted((tmp_path / "out").glob("*.tar"))
     assert len(tars) > 3
-    assert all(len(shard_index.index(tar).keys) >= 1 for tar in tars)
-    large = [tar for tar in tars if len(shard_index.index(tar).keys) > 1]
+    assert all(len(shard_index.index(tar).names) >= 1 for tar in tars)
+    large = [tar for tar in tars if len(shard_index.index(tar).names) > 1]
     # A tar file is filled up to blocks of 10,240 bytes.
     assert all(shard_index.index(tar).offsets[-1] + shard_index.index(tar).sizes[-1] <= 8192 for tar in large)
 

@@ -285,7 +285,7 @@ def test_a_damaged_or_lying_index_is_made_anew(damage: str, tmp_path: Path) -> N
             arrays = dict(saved)
         changes = {
             "outside": {"offsets": arrays["offsets"] + 10**9},
-            "pickle": {"keys": np.array([object()] * 3)},
+            "pickle": {"names": np.array([object()] * 3)},
             "labels": {"labels": arrays["labels"] + 5},
         }
         np.savez(path, **{**arrays, **changes[damage]})

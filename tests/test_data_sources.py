@@ -1,6 +1,7 @@
 """data.load: names, paths and other libraries' data sets, and what it says when something is wrong."""
 
 import gzip
+import io
 import json
 import re
 import struct
@@ -83,7 +84,27 @@ def test_writing_into_a_loaded_image_leaves_the_file_alone(tmp_path) -> None:
     np.testing.assert_array_equal(data.load(folder).images, IMAGES[:9])
 
 
-@pytest.mark.parametrize("damage", ["cut", "missing labels", "json"])
+def lying(shape: tuple[int, ...], kind: str = "<i8") -> bytes:
+    """An .npy file whose header claims this shape, and that holds nothing."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": kind, "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
+CONTENTS = {
+    "labels that claim too much": ("labels.npy", lying((1 << 40,))),
+    "labels that claim more than can be": ("labels.npy", lying((1 << 62, 1 << 62))),
+    "images that claim too much": ("images.npy", lying((1 << 40, 4, 5), "|u1")),
+    "deep json": ("meta.json", b"[" * 200_000),
+    "not utf-8": ("meta.json", b'{"name": "\xff"}'),
+    "a list": ("meta.json", b"[]"),
+    "no splits": ("meta.json", b'{"name": "toys"}'),
+    "odd splits": ("meta.json", b'{"name": "toys", "classes": ["a"], "splits": {"train": [0, "x"]}}'),
+    "json": ("meta.json", b'{"name": '),
+}
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing labels", *CONTENTS])
 def test_a_damaged_prepared_folder_says_so(damage: str, tmp_path) -> None:
     folder = prepared(tmp_path / "toys")
     if damage == "cut":
@@ -91,7 +112,8 @@ def test_a_damaged_prepared_folder_says_so(damage: str, tmp_path) -> None:
     elif damage == "missing labels":
         (folder / "labels.npy").unlink()
     else:
-        (folder / "meta.json").write_text('{"name": ')
+        file, content = CONTENTS[damage]
+        (folder / file).write_bytes(content)
     with pytest.raises(ValueError, match="damaged"):
         data.load(folder)
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -47,19 +48,33 @@ def open_prepared(folder: Path, split: str) -> ArraySource:
     """One split of the data set in `folder`, its images mapped from the file."""
     meta = read_meta(folder)
     title = f"{meta['name']} ({split})"
-    if split not in meta["splits"]:
-        raise ValueError(f"split {split!r}: {meta['name']} has the splits {', '.join(meta['splits'])}.")
-    start, stop = meta["splits"][split]
+    again = f"Remove that folder, then fetch it again: nomax data get {meta['name']}."
+    splits = meta.get("splits")
+    if not isinstance(splits, dict) or not isinstance(meta.get("classes"), list):
+        raise ValueError(f"the data set in {folder} is damaged: its meta.json lacks splits or classes. {again}")
+    if split not in splits:
+        raise ValueError(f"split {split!r}: {meta['name']} has the splits {', '.join(splits)}.")
     try:
-        # Copy on write: torch wants arrays it could write to, and the file stays as it is whatever it does.
-        images = np.load(folder / "images.npy", mmap_mode="c", allow_pickle=False)
-        labels = np.load(folder / "labels.npy", allow_pickle=False)
-        if not len(images) == len(labels) == max(end for _, end in meta["splits"].values()):
+        start, stop = map(int, splits[split])
+        images, labels = _mapped(folder / "images.npy"), _mapped(folder / "labels.npy")
+        if not len(images) == len(labels) == max(end for _, end in splits.values()):
             raise ValueError(f"images.npy has {len(images)} images, labels.npy {len(labels)} labels")
-    except (OSError, ValueError) as error:
-        again = f"Remove that folder, then fetch it again: nomax data get {meta['name']}."
+        return ArraySource(images[start:stop].view(np.ndarray), np.array(labels[start:stop]), meta["classes"], title)
+    except (OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
         raise ValueError(f"the data set in {folder} is damaged: {error}. {again}") from error
-    return ArraySource(images[start:stop].view(np.ndarray), labels[start:stop], meta["classes"], title)
+
+
+def _mapped(path: Path) -> npt.NDArray[Any]:
+    """The array in a file: numpy would allocate what the header claims, however long the file is."""
+    with path.open("rb") as file:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError(f"{path.name} is not in the format that numpy writes")
+        shape, _, kind = np.lib.format.read_array_header_1_0(file)
+        if math.prod(shape) * kind.itemsize != os.fstat(file.fileno()).st_size - file.tell():
+            raise ValueError(f"{path.name} holds another number of bytes than its header says")
+    # Copy on write: torch wants arrays it could write to, and the file stays as it is whatever it does.
+    mapped: npt.NDArray[Any] = np.load(path, mmap_mode="c", allow_pickle=False)
+    return mapped
 
 
 def is_prepared(folder: Path) -> bool:
@@ -71,9 +86,11 @@ def read_meta(folder: Path) -> dict[str, Any]:
     """All that meta.json says: name, classes, splits, licence, packages, checksums and the set's own particulars."""
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+        if not isinstance(meta, dict) or "name" not in meta:
+            raise ValueError("it lacks a name")
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{folder / 'meta.json'} is damaged: {error}. Remove {folder} and fetch it again.") from error
-    return dict(meta)
+    return meta
 
 
 def write_text(path: Path, text: str) -> None:

