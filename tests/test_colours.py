@@ -110,9 +110,10 @@ def test_a_label_has_the_colour_of_the_phi_that_it_names(words: str, name: str) 
 
 def test_a_drawing_keeps_its_light_colours_and_names_the_dark_ones() -> None:
     relu, ink = PHI["relu"], _colours.INK
-    drawing = f'<svg width="9"><path style="fill: none; stroke: {relu.light}"/><text fill="{ink.light}">a</text></svg>'
+    shapes = f'<path style="fill: none; stroke: {relu.light}"/><text fill="{ink.light}">a</text>'
+    drawing = f'<svg width="9"><title>It</title>{shapes}</svg>'
     found = _colours.for_both(drawing)
-    start, style, rest = re.fullmatch(r"(<svg[^>]*>)\s*<style>(.*)</style>(.*)", found).groups()
+    start, style, rest = re.fullmatch(r"(<svg[^>]*><title>It</title>)\s*<style>(.*)</style>(.*)", found).groups()
     assert start + rest == drawing
     assert style.startswith("@media (prefers-color-scheme: dark){")
     assert f'[style*="stroke: {relu.light}"],[stroke="{relu.light}"]{{stroke:{relu.dark}!important}}' in style

@@ -89,8 +89,11 @@ def test_figures_of_other_numbers_are_not_drawn(done, tmp_path, capsys):
     (tmp_path / "out" / "study.json").write_text(json.dumps(about))
     (tmp_path / "out" / "toy.svg").write_text("an older look")
     assert study(str(tmp_path / "out"), command=draw) == 2
-    assert "the table of toy.svg in study.json is not what" in capsys.readouterr().err
+    assert "the table behind toy.svg is not what `nomax study toy-study` makes of these runs" in capsys.readouterr().err
     assert (tmp_path / "out" / "toy.svg").read_text() == "an older look"
+    (tmp_path / "out" / "study.json").write_text('{"name": "alpha"}')
+    assert study(str(tmp_path / "out"), command=draw) == 2
+    assert "out does not hold what `nomax study` writes: KeyError('command')" in capsys.readouterr().err
     assert study(str(tmp_path / "nothing"), command=draw) == 2
     assert "nothing holds no study.json" in capsys.readouterr().err
 

@@ -41,6 +41,9 @@ ALL = (PAPER, INK, SOFT, RULE, GOOD, BAD, OPEN, *PHI.values())
 NAMES = {**{name: name for name in PHI}, "ReLUFormer": "relu", "ReLA": "relu", "1.5-entmax": "entmax15"}
 _NAMED = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, sorted(NAMES, key=len, reverse=True)))})(?!\w)")
 
+# A drawing up to where its style sheet goes: a title comes first, or it is not read aloud.
+_START = re.compile(r"<svg\b[^>]*>(?:\s*<(title|desc)>.*?</\1>)*", re.DOTALL)
+
 
 def activation(words: str, otherwise: str = "") -> str:
     """That of the φ that is named first: relu in "relu/L, pico/4, seed 0", softmax in "softmax + LN"."""
@@ -66,4 +69,4 @@ def for_both(svg: str) -> str:
         if f"{part}: {light}" in svg or f'{part}="{light}"' in svg
     )
     style = f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>"
-    return re.sub(r"<svg\b[^>]*>", lambda start: f"{start[0]}\n {style}", svg, count=1)
+    return _START.sub(lambda start: f"{start[0]}\n {style}", svg, count=1)

@@ -25,7 +25,7 @@ def headline(verdicts: Sequence[Judged]) -> str:
     """How the claims fared, in a sentence."""
     if not verdicts:
         return "No verdict has been reached yet."
-    counted = Counter(judged.verdict.verdict for judged in verdicts)
+    counted = Counter[str](judged.verdict.verdict for judged in verdicts)
     spoken = {"reproduced": "was were", "contradicted": "was were", "undecided": "is are"}
     parts = [
         f"{counted[name]} {verbs.split()[counted[name] != 1]} {name}" for name, verbs in spoken.items() if counted[name]

@@ -37,9 +37,9 @@ def write(places: Sequence[Path], out: Path) -> Written:
     folders = results.find(places)
     found = [results.read(folder) for folder in folders]
     claims = iter(anchors("claim", [verdict.claim for one in found for verdict in one.verdicts]))
-    places = anchors("study", [one.story.name for one in found])
+    names = anchors("study", [one.story.name for one in found])
     studies = [
-        section(one, place, list(islice(claims, len(one.verdicts)))) for one, place in zip(found, places, strict=True)
+        section(one, name, list(islice(claims, len(one.verdicts)))) for one, name in zip(found, names, strict=True)
     ]
     page = render(studies).encode()
     if len(page) > LIMIT:

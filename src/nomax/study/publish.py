@@ -7,7 +7,7 @@ import json
 import math
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from inspect import getdoc, signature
 from pathlib import Path
@@ -82,36 +82,38 @@ def _publish(
 def redraw(folder: Path) -> list[Path]:
     """Draw the figures of a results folder again, from the numbers in it; returns the files.
 
-    Nothing else is written. A ValueError says if the numbers behind a figure would not be those of study.json.
+    Nothing else is written. A ValueError says if the folder is damaged, or if the numbers behind a figure would change.
     """
     about, rows, verdicts = (
         json.loads((folder / name).read_text(encoding="utf-8")) for name in ("study.json", "runs.json", "verdicts.json")
     )
-    file = next(
-        (word for word in shlex.split(about["command"]) if word.endswith(".py")), None
-    )  # of a study of one's own
-    study = load(file or about["name"])
-    arguments: list[Any] = [[Row.from_json(json.dumps(row)) for row in rows], _setup(about["setup"], kind_of(study))]
-    if "before" in signature(study.figures).parameters:
-        arguments.append({verdict["claim"]: verdict["numbers"] for verdict in verdicts})
-    drawn = {}
-    for figure, known in zip(study.figures(*arguments), about["figures"], strict=True):
-        described = json.loads(json.dumps(_finite(_described(figure))))
-        if (described["file"], described["table"]) != (known["file"], known["table"]):
-            raise ValueError(
-                f"{folder}: the table of {known['file']} in study.json is not what `nomax study {about['name']}` makes "
-                "of these runs today. Run the study again."
-            )
-        drawn |= {folder / f"{figure.name}{kind}": figure.render(kind) for kind in PICTURES}
+    try:
+        own = next((word for word in shlex.split(about["command"]) if word.endswith(".py")), None)
+        study = load(own or about["name"])
+        arguments: list[Any] = [[Row.from_json(json.dumps(row)) for row in rows], _setup(about["setup"], study)]
+        if "before" in signature(study.figures).parameters:
+            arguments.append({verdict["claim"]: verdict["numbers"] for verdict in verdicts})
+        known = {figure["file"]: figure["table"] for figure in about["figures"]}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder} does not hold what `nomax study` writes: {error!r}.") from None
+    figures = study.figures(*arguments)
+    found = {f"{figure.name}.svg": json.loads(json.dumps(_finite(_described(figure))))["table"] for figure in figures}
+    if found != known:
+        changed = [name for name in {**known, **found} if found.get(name) != known.get(name)]
+        raise ValueError(
+            f"{folder}: the table behind {', '.join(changed)} is not what `nomax study {about['name']}` makes of these "
+            "runs today. Run the study again."
+        )
+    drawn = {folder / f"{figure.name}{kind}": figure.render(kind) for figure in figures for kind in PICTURES}
     for path, content in drawn.items():
         files.write(path, content)
     return list(drawn)
 
 
-def _setup(plain: Mapping[str, Any], kind: Literal["images", "text"]) -> Setup | TextSetup:
+def _setup(plain: Mapping[str, Any], study: "Study") -> Setup | TextSetup:
     """A set-up as study.json has it."""
-    form = TextSetup if kind == "text" else Setup
-    names = {field.name for field in dataclasses.fields(form)}
+    form: Callable[..., Setup | TextSetup] = TextSetup if kind_of(study) == "text" else Setup
+    names = signature(form).parameters
     return form(**{name: tuple(v) if isinstance(v, list) else v for name, v in plain.items() if name in names})
 
 

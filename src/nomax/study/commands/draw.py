@@ -34,7 +34,7 @@ def run(options: Options) -> int:
         folders = [folder for place in options.results for folder in _inside(place)]
         for folder in folders:
             console.print(f"Written: {', '.join(map(str, redraw(folder)))}")
-    except (ValueError, OSError, ImportError, KeyError) as error:
+    except (ValueError, OSError, ImportError) as error:
         print(f"nomax study draw: {error}", file=sys.stderr)
         return 2
     return 0
