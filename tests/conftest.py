@@ -31,6 +31,15 @@ def instruction_set(request, monkeypatch):
     return cpu.instruction_set()
 
 
+@pytest.fixture(params=["avx512_bf16", "avx512", "avx2", "portable"])
+def every_instruction_set(request, monkeypatch):
+    """Each instruction set that this machine has."""
+    if request.param not in cpu.instruction_sets():
+        pytest.skip(f"this machine and build have no {request.param} kernels")
+    monkeypatch.setenv("NOMAX_ISA", request.param)
+    return request.param
+
+
 @pytest.fixture
 def no_short_way(monkeypatch):
     """Plain calls take the general way, as they do before the kernels are loaded."""

@@ -228,6 +228,29 @@ def test_explain_of_the_kernels_names_their_instruction_set():
     assert "instead of the 1×2×4096×4096 matrix of weights, 134 MB" in str(explanation)
 
 
+def test_one_warning_where_no_fused_kernel_serves_a_device(monkeypatch):
+    monkeypatch.setattr(backends, "_warned_of_matrix", False)
+    large = [torch.empty(2, 4, 2048, 8, device="meta", dtype=torch.bfloat16) for _ in range(3)]
+    small = tensors()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nomax.attention(*large)  # no memory at all
+        # What a GPU's tensors are, as far as the choice of a backend can see.
+        monkeypatch.setattr(torch.Tensor, "is_meta", False)
+        monkeypatch.setattr(torch.Tensor, "is_cpu", False)
+        nomax.attention(*large, backend="reference")
+        nomax.attention(*small, phi="gelu")
+        nomax.attention(*large, phi="softmax")
+    with pytest.warns(
+        RuntimeWarning, match=r"no fused kernel for meta yet.*2×4×2048×2048 .* 134,217,728 bytes"
+    ) as caught:
+        nomax.attention(*large)
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nomax.attention(*large)
+
+
 def test_explain_of_softmax_names_pytorch():
     explanation = nomax.explain(q, k, v, phi="softmax")
     assert explanation.backend == "torch"

@@ -83,6 +83,33 @@ def test_dropout_in_the_backward_pass_is_that_of_the_forward_pass(backend):
     close(value.grad[..., 0], dropped_weights(0.4, backend=backend).sum(2))
 
 
+@on_every_backend
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+@pytest.mark.parametrize("place", ["query", "value"])
+def test_a_dropped_weight_is_zero_whatever_its_score_was(place, poison, backend):
+    """One key to a head, so that its output and gradients owe everything to one coin."""
+    leaves = [torch.ones(1, 64, 1, D) for _ in range(3)]
+    leaves[0 if place == "query" else 2] *= poison
+    query, key, value = (x.requires_grad_() for x in leaves)
+
+    def run(query, key, value):
+        torch.manual_seed(5)
+        return nomax.attention(query, key, value, dropout_p=0.5, phi="relu", backend=backend)
+
+    out, ones = run(query, key, value), torch.ones(1, 64, 1, D)
+    dropped = (run(ones, ones, ones) == 0)[..., 0]
+    assert 0 < dropped.sum() < 64
+    of_query, of_key, of_value = torch.autograd.grad(out, (query, key, value), torch.ones_like(out))
+    if place == "query":
+        assert (out[dropped] == 0).all()
+        assert not out[~dropped].isfinite().any()
+        assert (of_value[dropped] == 0).all()
+    else:
+        assert (of_query[dropped] == 0).all()
+        assert (of_key[dropped] == 0).all()
+        assert not of_key[~dropped].isfinite().any()
+
+
 def test_the_coins_are_fair_and_independent():
     torch.manual_seed(0)
     p, size = 0.3, (6, 4, 128, 128)

@@ -100,3 +100,71 @@ def test_softmax_rows_under_autocast_are_float32():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         _, rows = nomax.attention(*tensors, phi="softmax", return_rows=True)
     assert rows.entropy.dtype == torch.float32
+
+
+# Sizes that no memory holds. (An expanded dimension costs nothing until somebody computes with it.)
+
+
+def expanded(*shape):
+    return torch.ones(1, 1, 1, 1).expand(shape)
+
+
+@pytest.mark.parametrize("phi", ["relu/L", "identity/L"])
+@pytest.mark.parametrize("dimension", [2**61, 2**58, 2**31])
+def test_an_absurd_head_dimension_is_refused_by_name(dimension, phi):
+    query, key, value = expanded(1, 1, 1, dimension), expanded(1, 1, 2, dimension), torch.ones(1, 1, 2, 4)
+    with pytest.raises(RuntimeError, match=f"^nomax: the head dimension is {dimension}, but .* below 2\\^31"):
+        nomax.attention(query, key, value, phi=phi, scale=1.0)
+    with pytest.raises(RuntimeError, match=f"head dimension of the values is {dimension}"):
+        nomax.attention(torch.ones(1, 1, 1, 4), torch.ones(1, 1, 2, 4), key, phi=phi)
+
+
+@pytest.mark.parametrize("phi", ["relu/L", "identity/L"])
+def test_an_absurd_batch_is_refused_and_an_empty_one_is_no_work(phi):
+    with pytest.raises(RuntimeError, match="the batch size is 8589934592"):
+        nomax.attention(*(expanded(2**33, 1, 1, 1),) * 3, phi=phi)
+    nothing = torch.ones(1, 1, 1, 0).expand(2**30, 1, 1, 0)
+    out = nomax.attention(expanded(2**30, 1, 1, 1), expanded(2**30, 1, 1, 1), nothing, phi=phi)
+    assert out.shape == (2**30, 1, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("query", "key", "value", "phi", "message"),
+    [
+        ((1, 1, 2**30, 1), (1, 1, 2, 1), (1, 1, 2, 2**30), "relu/L", r"output, 2\^62 bytes or more\. Attend to fewer"),
+        ((1, 1, 1, 2**30), (1, 1, 2, 2**30), (1, 1, 2, 4), "relu", r"workspace of a thread, \d+ bytes \(\d+ GB\)\. It"),
+        (
+            (1, 1, 1, 2**30),
+            (1, 1, 2**30, 2**30),
+            (1, 1, 2**30, 16),
+            "identity/L",
+            "sums of key · value, 72057594037927936 b",
+        ),
+    ],
+)
+def test_memory_that_is_not_there_is_named_with_its_size_and_what_to_do(query, key, value, phi, message):
+    with pytest.raises(RuntimeError, match=f"^nomax: no memory for the {message}"):
+        nomax.attention(expanded(*query), expanded(*key), expanded(*value), phi=phi, scale=1.0)
+
+
+def test_gradients_that_do_not_fit_are_named_too():
+    query, key, one = expanded(2**30, 1, 2, 2**20), expanded(2**30, 1, 1, 2**20), expanded(2**30, 1, 1, 1)
+    settings = (None,) * 6, (0, 1.0, 1.0, 0.0, None, 0.0, False)
+    with pytest.raises(RuntimeError, match=r"^nomax: no memory for the gradient of query, 9007199254740992 bytes"):
+        torch.ops.nomax.attend_backward(expanded(2**30, 1, 2, 1), None, query, key, one, *settings[0], *settings[1])
+
+
+def test_more_heads_than_a_wave_of_tasks_are_all_computed():
+    """Tasks run in waves of some thousands, so that no list of them grows with the batch."""
+    query, key, value = (torch.randn(3001, 3, 2, 8) for _ in range(3))
+    for phi in ("relu/L", "identity/L"):
+        leaves = [x.clone().requires_grad_() for x in (query, key, value)]
+        expected_leaves = [x.clone().requires_grad_() for x in (query, key, value)]
+        out = nomax.attention(*leaves, phi=phi, backend="cpu")
+        expected = nomax.attention(*expected_leaves, phi=phi, backend="reference")
+        torch.testing.assert_close(out, expected)
+        grad = torch.randn_like(out)
+        for x, y in zip(
+            torch.autograd.grad(out, leaves, grad), torch.autograd.grad(expected, expected_leaves, grad), strict=True
+        ):
+            torch.testing.assert_close(x, y)

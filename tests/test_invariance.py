@@ -1,5 +1,7 @@
 """What must not change a result: to the bit where the order of the sums is the same, else to rounding."""
 
+import math
+
 import pytest
 import torch
 
@@ -133,3 +135,62 @@ def test_parts_of_the_keys_add_up_to_the_whole(activation):
 def test_run_to_run_gives_the_same_bits(phi):
     tensors = inputs()
     assert_same_bits(run(*tensors, phi, dropout_p=0.0), run(*tensors, phi, dropout_p=0.0))
+
+
+# NaN and infinity where a row does not look.
+
+
+def poisoned(x, rows, poison):
+    x = x.clone()
+    x[:, :, rows] = poison
+    return x
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("kind", ["causal", "boolean"])
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
+@pytest.mark.parametrize("sizes", [(13, 8, 8), (150, 40, 24), (300, 16, 7)], ids=str)
+def test_what_a_row_does_not_see_changes_no_bit_of_it(sizes, dtype, kind, poison, every_instruction_set, threads):
+    """NaN or infinity in a query, key, value or gradient reaches those that see it, and nobody else."""
+    length, dim, value_dim = sizes
+    query, key = (torch.randn(1, 2, length, dim).to(dtype) for _ in range(2))
+    value, grad = (torch.randn(1, 2, length, value_dim).to(dtype) for _ in range(2))
+    sees = torch.rand(length, length) < 0.5 if kind == "boolean" else torch.ones(length, length).tril().bool()
+    masking = {"attn_mask": sees} if kind == "boolean" else {"is_causal": True}
+    rows = torch.randperm(length)[:3]
+    marked = torch.zeros(length, dtype=torch.bool)
+    marked[rows] = True
+
+    def run(query, key, value, grad):
+        leaves = [x.clone().requires_grad_() for x in (query, key, value)]
+        out = nomax.attention(*leaves, phi="gelu/L", backend="cpu", **masking)
+        return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+
+    clean = run(query, key, value, grad)
+    everything = torch.ones(length, dtype=torch.bool)
+    looks_at_marked, seen_by_marked = (sees & marked).any(1), (sees & marked[:, None]).any(0)
+    # For each poisoned input: which rows of the output and of the gradients of query, key and value it cannot reach.
+    cases = [
+        ((poisoned(query, rows, poison), key, value, grad), (~marked, ~marked, ~seen_by_marked, ~seen_by_marked)),
+        ((query, poisoned(key, rows, poison), value, grad), (~looks_at_marked, ~looks_at_marked, ~marked, ~marked)),
+        ((query, key, poisoned(value, rows, poison), grad), (~looks_at_marked, ~looks_at_marked, ~marked, everything)),
+        ((query, key, value, poisoned(grad, rows, poison)), (everything, ~marked, ~seen_by_marked, ~seen_by_marked)),
+    ]
+    for inputs, out_of_reach in cases:
+        for count in (1, 2, 3):
+            threads(count)
+            for got, expected, safe in zip(run(*inputs), clean, out_of_reach, strict=True):
+                assert torch.equal(got[:, :, safe], expected[:, :, safe])
+            assert not run(*inputs)[0 if inputs[3] is grad else 1].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
+@pytest.mark.parametrize("phi", PHIS)
+def test_a_causal_row_alone_and_in_its_sequence_gives_the_same_bits(phi, dtype, every_instruction_set):
+    query, key, value = inputs(batch=1, queries=140, keys=140, dtype=dtype)
+    value[:, :, 50:] = math.nan
+    whole = nomax.attention(query, key, value, phi=phi, is_causal=True, backend="cpu")
+    assert not whole[:, :, :50].isnan().any()
+    for i in (0, 5, 44, 49, 50):
+        alone = nomax.attention(query[:, :, : i + 1], key, value, phi=phi, is_causal=True, backend="cpu")[:, :, i:]
+        assert torch.equal(whole[:, :, i : i + 1].nan_to_num(7), alone.nan_to_num(7))

@@ -224,6 +224,15 @@ def test_bfloat16_by_autocast_or_by_conversion_is_the_same_to_rounding(phi: str,
         assert (got - want).abs().max() < 0.03 * want.abs().max()
 
 
+@pytest.mark.parametrize("block", [None, 512])
+def test_float16_does_not_overflow_before_the_factor_of_phi(block: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "SLOW", frozenset())  # as on a GPU, which computes in half precision what it can
+    module = Memory(64, 4096, phi="relu/L", block=block).half()
+    torch.nn.init.ones_(module.keys)
+    torch.nn.init.ones_(module.values)
+    assert (module(torch.ones(2, 64).half()) == 64).all()
+
+
 def test_keys_and_values_start_xavier_uniform() -> None:
     module = Memory(64, 200)
     bound = math.sqrt(6 / 264)

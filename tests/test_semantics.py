@@ -377,6 +377,59 @@ def test_half_precision_in_half_precision_out(dtype, backend):
     close(rows.sum, sums, rtol=2e-2, atol=2e-2)
 
 
+LONG = {
+    "plain": {},
+    "causal": {"attn_mask": causal_lower_right(30, 4096)},
+    "dropout": {"dropout_p": 0.25},
+    "boolean mask": {"attn_mask": torch.arange(4096) % 3 > 0},
+    "bias": {"attn_mask": torch.full((30, 4096), 0.5)},
+    "groups": {"enable_gqa": True},
+}
+
+
+@on_every_backend
+@pytest.mark.parametrize("phi", ["relu/L", "identity/L", "relu2(x-1)/L", "softplus/L"])
+@pytest.mark.parametrize("kind", LONG)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_neither_overflows_nor_loses_before_the_factor_1_over_l(dtype, kind, phi, backend):
+    """Sums of 4,096 weights of about 8 with moderate exact results; all terms are positive, so nothing cancels."""
+    rows = kind == "plain" and phi != "identity/L"
+    query = torch.rand(1, 2, 30, 64).add(0.5).to(dtype)
+    key = torch.rand(1, 1 if kind == "groups" else 2, 4096, 64).add(0.5).to(dtype)
+    value, grad = torch.full_like(key[..., :4], 4.0), torch.rand(1, 2, 30, 4).to(dtype)
+
+    def results(backend, dtype):
+        torch.manual_seed(3)
+        leaves = [x.to(dtype).detach().requires_grad_() for x in (query, key, value)]
+        out = nomax.attention(*leaves, **LONG[kind], phi=phi, backend=backend, return_rows=rows)
+        out, *statistics = (out[0], *out[1]) if rows else (out,)
+        return [out, *statistics, *torch.autograd.grad(out, leaves, grad.to(dtype))]
+
+    for actual, exact in zip(results(backend, dtype), results("reference", torch.float64), strict=True):
+        assert exact.abs().max() < 3e4
+        precision = torch.finfo(dtype)
+        assert ((actual - exact).abs() <= 2 * precision.eps * exact.abs() + precision.tiny).all()
+
+
+@on_every_backend
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_packed_half_precision_does_not_overflow_either(is_causal, backend):
+    query, key = torch.ones(30, 1, 64).half(), torch.ones(4099, 1, 64).half()
+    query_bounds, bounds = torch.tensor([0, 1, 30]), torch.tensor([0, 3, 4099])
+    arguments = {"is_causal": is_causal, "phi": "relu/L", "backend": backend}
+    out = nomax.varlen_attention(query, key, torch.full((4099, 1, 4), 4.0).half(), query_bounds, bounds, **arguments)
+    assert (out == 32).all()
+
+
+@pytest.mark.parametrize("phi", ["relu/L", "gelu/L", "sparsemax", "entmax15"])
+def test_autocast_does_not_reach_into_the_plain_pytorch_of_a_backend(phi):
+    leaves = [x.bfloat16() for x in tensors()]
+    backend = None if phi in ("sparsemax", "entmax15") else "reference"
+    expected = nomax.attention(*leaves, phi=phi, backend=backend)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(nomax.attention(*leaves, phi=phi, backend=backend), expected)
+
+
 def test_float64_stays_float64():
     query, key, value = tensors(dtype=torch.float64)
     out, rows = nomax.attention(query, key, value, phi="softplus/L", return_rows=True)

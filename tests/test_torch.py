@@ -60,8 +60,9 @@ def test_opcheck_of_the_backward(variant):
     )
 
 
-def test_opcheck_of_the_linear_route():
-    torch.library.opcheck(OPERATORS.attend_linear.default, (*tensors(requires_grad=True), 0.7))
+@pytest.mark.parametrize("gain", [None, torch.tensor([[[0.25]]])])
+def test_opcheck_of_the_linear_route(gain):
+    torch.library.opcheck(OPERATORS.attend_linear.default, (*tensors(requires_grad=True), 0.7, gain))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -113,6 +114,51 @@ def test_compiles_in_one_graph_with_dynamic_shapes(name):
             assert (x is None) == (y is None)
             if x is not None:
                 torch.testing.assert_close(x, y)
+
+
+@pytest.mark.parametrize("phi", ["identity/L", "relu/L", "2*identity/L^1.5"])
+@pytest.mark.parametrize("how", ["dynamic", "static", "export", "vmap"])
+def test_float16_does_not_overflow_where_the_length_is_a_number_of_the_graph(how, phi):
+    """The factor 1/L is a tensor there, and must still come before the result is rounded."""
+    query, key = torch.ones(1, 1, 2, 64).half(), torch.ones(1, 1, 4096, 64).half()
+    value = torch.full((1, 1, 4096, 4), 4.0).half()
+
+    class Call(torch.nn.Module):
+        def forward(self, query, key, value):
+            return nomax.attention(query, key, value, phi=phi)
+
+    torch.compiler.reset()
+    call = Call()
+    match how:
+        case "dynamic" | "static":
+            compiled = torch.compile(call, fullgraph=True, dynamic=how == "dynamic", backend="aot_eager")
+        case "export":
+            length = torch.export.Dim("length", min=2, max=8192)
+            shapes = (None, {2: length}, {2: length})
+            compiled = torch.export.export(call, (query, key, value), dynamic_shapes=shapes).module()
+        case "vmap":
+            compiled = torch.func.vmap(call, in_dims=(None, 0, 0), out_dims=0)
+    if how in ("export", "vmap"):  # without gradients
+        several = (query, key, value) if how == "export" else (query, key[None], value[None])
+        torch.testing.assert_close(compiled(*several).reshape(2, 4), call(query, key, value).reshape(2, 4))
+        return
+    leaves = [x.requires_grad_() for x in (query, key, value)]
+    expected, got = call(*leaves), compiled(*leaves)
+    assert expected.isfinite().all()
+    torch.testing.assert_close(got, expected)
+    grad = torch.ones_like(got)
+    for x, y in zip(torch.autograd.grad(got, leaves, grad), torch.autograd.grad(expected, leaves, grad), strict=True):
+        torch.testing.assert_close(x, y)
+
+
+@pytest.mark.parametrize("backend", [None, "cpu", "reference"])
+@pytest.mark.parametrize("phi", ["relu/L", "identity/L", "sigmoid(x-log L)", "gelu"])
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.trace.* is deprecated")
+def test_tracing_is_refused_with_advice(phi, backend):
+    leaves = tuple(tensors())
+    nomax.attention(*leaves)  # opens the short way for plain calls, which would keep the example's L
+    with pytest.raises(RuntimeError, match=r"torch\.jit\.trace would keep the sizes.*torch\.export"):
+        torch.jit.trace(lambda q, k, v: nomax.attention(q, k, v, phi=phi, backend=backend), leaves)
 
 
 def test_compiles_with_inductor():

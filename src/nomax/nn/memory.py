@@ -5,14 +5,13 @@ n tokens (all the leading dimensions of x in one) and S slots, both of them `dim
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nomax.nn.linear import SLOW
-from nomax.ops.inputs import autocasts
+from nomax.ops.inputs import as_it_is, autocasts
 from nomax.ops.visible import wide
 from nomax.phi import ACTIVATIONS, MINUS_LOG_L, ROW_MAPS, SOFTMAX, Phi
 
@@ -67,8 +66,8 @@ class Memory(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Look up x [..., dim], and return [..., dim]."""
         self._check(x)
-        given, dtype = _precisions(x)
-        with torch.autocast(x.device.type, enabled=False) if autocasts(x.device.type) else nullcontext():
+        given, dtype = self._precisions(x)
+        with as_it_is(x):
             tokens, keys, values = (y.to(dtype) for y in (x.reshape(-1, self.dim), self.keys, self.values))
             out = self._look_up(tokens, keys, values).to(given).reshape(x.shape)
         return out if self.norm is None else self.norm(out.to(self.norm.weight.dtype)).to(given)
@@ -76,9 +75,9 @@ class Memory(nn.Module):
     def weights(self, x: Tensor) -> Tensor:
         """The weights φ(x·Kᵀ) themselves, [..., slots], for looking at: all of them at once, so of a few tokens."""
         self._check(x)
-        given, dtype = _precisions(x)
+        given, dtype = self._precisions(x)
         factor, shift = _constants(self.phi, self.slots)
-        with torch.autocast(x.device.type, enabled=False) if autocasts(x.device.type) else nullcontext():
+        with as_it_is(x):
             return (factor * _weights(x.to(dtype), self.keys.to(dtype), self.phi.activation, shift)).to(given)
 
     def _look_up(self, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -96,6 +95,16 @@ class Memory(nn.Module):
         if self.block is not None:
             return self.block
         return self.slots if tokens * self.slots < KEPT else max(BLOCK // tokens, NARROWEST)
+
+    def _precisions(self, x: Tensor) -> tuple[torch.dtype, torch.dtype]:
+        """The dtype of the result, and the one to compute in."""
+        device = x.device.type
+        casts = autocasts(device) and x.dtype != torch.float64
+        given = torch.get_autocast_dtype(device) if casts else x.dtype
+        slow = x.is_cpu and given in SLOW
+        # A sum over all slots may be too large for float16 before φ's factor, such as 1/L, makes it small.
+        overflows = given == torch.float16 and _constants(self.phi, self.slots)[0] != 1
+        return given, torch.float32 if slow or overflows else given
 
     def _check(self, x: Tensor) -> None:
         if x.dim() < 1 or x.shape[-1] != self.dim:
@@ -235,11 +244,3 @@ def _constants(phi: Phi, slots: int) -> tuple[float, float]:
     length = phi.length if isinstance(phi.length, int) else slots
     shift = -math.log(length) if phi.shift == MINUS_LOG_L else phi.shift
     return phi.gain * length**-phi.alpha, float(shift)
-
-
-def _precisions(x: Tensor) -> tuple[torch.dtype, torch.dtype]:
-    """The dtype of the result, and the one to compute in: float32 on a CPU that crawls in half precision."""
-    device = x.device.type
-    casts = autocasts(device) and x.dtype != torch.float64
-    given = torch.get_autocast_dtype(device) if casts else x.dtype
-    return given, torch.float32 if x.is_cpu and given in SLOW else given

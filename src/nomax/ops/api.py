@@ -8,11 +8,13 @@ from torch import Tensor
 
 from nomax.ops import backends, cpu, softmax, visible
 from nomax.ops.inputs import (
+    are_nested,
     canonical,
     canonical_mask,
     check_numbers,
     check_offsets,
     check_tensors,
+    packed,
 )
 from nomax.ops.rows import Rows
 from nomax.phi import SOFTMAX, Phi
@@ -72,12 +74,22 @@ def attention(
     backend: None chooses what serves these inputs (`nomax.explain` tells which); "cpu" or "reference" insists.
     return_rows: return also each query's sum and entropy of weights, if the activation is never negative.
 
-    A query that sees no key gets exactly zero, with zero gradients.
+    A query that sees no key gets exactly zero, with zero gradients. Jagged nested tensors give what `varlen_attention`
+    gives for their sequences, jagged like the query.
     """
     if attn_mask is None and scale is None and backend in (None, "cpu") and not (dropout_p or is_causal or return_rows):
         plain = cpu.attend_plainly(query, key, value, phi)
         if plain is not None:
             return plain
+    if are_nested(query, key, value):
+        (q, bounds), (k, key_bounds), (v, _) = packed(query, key, value, attn_mask)
+        result = varlen_attention(
+            q, k, v, bounds, key_bounds, dropout_p, is_causal, scale, enable_gqa,
+            phi=phi, backend=backend, return_rows=return_rows,  # type: ignore[call-overload]
+        )  # fmt: skip
+        if not return_rows:
+            return _jagged(result, bounds, query.dim())
+        return _jagged(result[0], bounds, query.dim()), Rows(*(_jagged(x, bounds, query.dim()) for x in result[1]))
 
     phi = Phi.parse(phi)
     check_numbers(dropout_p, scale)
@@ -173,6 +185,12 @@ def varlen_attention(
     )
     out = out[0].transpose(0, 1)
     return out if rows is None else (out, Rows(*(row[0].transpose(0, 1) for row in rows)))
+
+
+def _jagged(x: Tensor, offsets: Tensor, rank: int) -> Tensor:
+    """[all positions, heads, ...] as a jagged [batch, heads, positions, ...], or without heads for a rank of 3."""
+    nested = torch.nested.nested_tensor_from_jagged(x, offsets)
+    return nested.transpose(1, 2) if rank == 4 else nested.squeeze(2)
 
 
 def visible_keys(

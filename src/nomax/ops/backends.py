@@ -14,9 +14,11 @@ from nomax.ops.rows import Rows, from_sums
 from nomax.phi import ROW_MAPS, Phi
 
 BACKENDS: dict[str, ModuleType] = {"reference": reference, "cpu": cpu}
+LARGE = 2**26  # bytes of a matrix of weights that is worth a warning
 
 # Set once the kernels failed to compile in this process, so that only the first call tries, and warns.
 _build_error: BuildError | None = None
+_warned_of_matrix = False
 
 
 def run(
@@ -34,6 +36,11 @@ def run(
     return_rows: bool,
 ) -> tuple[Tensor, Rows | None]:
     """Run φ on canonical inputs, on the backend asked for or the best one."""
+    if not torch.compiler.is_compiling() and torch._C._is_tracing():
+        raise RuntimeError(
+            f"nomax.attention with phi={str(phi)!r} cannot be traced: torch.jit.trace would keep the sizes of its "
+            "example, and φ's L with them. Use torch.export.export or torch.compile, which leave the length open."
+        )
     if phi.activation in ROW_MAPS:
         return softmax.attend(
             phi.activation,
@@ -49,6 +56,8 @@ def run(
             return_rows,
         )
     chosen = choose(backend, query, key, value, mask)
+    if backend is None and chosen == "reference" and not (query.is_cpu or query.is_meta):
+        _warn_of_matrix(query, key)
     gain, shift, row_gain, row_shift = scaling.factors(phi, query, key, mask, diagonal, query_offsets, key_offsets)
     # Drawn from PyTorch's CPU generator whatever the device, so that torch.manual_seed fixes it on every backend.
     seed = torch.randint(2**63 - 1, (), device="cpu") if dropout_p > 0 else None
@@ -139,6 +148,26 @@ def describe(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> 
     shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in named.items())
     dtypes = str(query.dtype) + ("" if mask is None or mask.dtype == query.dtype else f" (mask {mask.dtype})")
     return f"{shapes}, {dtypes.replace('torch.', '')} on {query.device}"
+
+
+def _warn_of_matrix(query: Tensor, key: Tensor) -> None:
+    """Say once that there is no fused kernel for this device, as soon as that costs memory."""
+    global _warned_of_matrix
+    if _warned_of_matrix or torch.compiler.is_compiling():
+        return
+    (batches, heads, queries, _), keys = query.shape, key.shape[2]
+    size = batches * heads * queries * keys * max(query.element_size(), 4)
+    if size < LARGE:
+        return
+    _warned_of_matrix = True
+    warnings.warn(
+        f"nomax has no fused kernel for {query.device.type} yet, so its reference backend runs, in plain PyTorch: it "
+        f"holds the whole {batches}×{heads}×{queries}×{keys} matrix of weights, {size:,} bytes, two to three times, "
+        "and keeps it for the backward pass. Attend to fewer queries at a time if that is too much, or pass "
+        'backend="reference" to accept it without this warning.',
+        RuntimeWarning,
+        stacklevel=4,
+    )
 
 
 def _warn_once(error: BuildError) -> None:

@@ -36,6 +36,12 @@ def instruction_set() -> str:
     return str(torch.ops.nomax.isa())
 
 
+def instruction_sets() -> list[str]:
+    """All instruction sets that the kernels can use on this machine, best first."""
+    operators.load()
+    return str(torch.ops.nomax.isas()).split(",")
+
+
 def attend(
     query: Tensor,
     key: Tensor,
@@ -62,9 +68,8 @@ def attend(
         and (mask is None and diagonal is None and query_offsets is None and row_shift is None)
         and (shift == 0 and dropout == 0 and not rows)
     ):
-        out = torch.ops.nomax.attend_linear(query, key, value, scale * gain if row_gain is None else scale)
-        if row_gain is not None:
-            out = (out * row_gain.unsqueeze(-1)).to(query.dtype)
+        # Without a mask all rows have one factor, also where it is a tensor because a length is kept open.
+        out = torch.ops.nomax.attend_linear(query, key, value, scale * gain if row_gain is None else scale, row_gain)
         return out, out, out
     if query_offsets is not None and key_offsets is not None:
         query_offsets, key_offsets = query_offsets.long().contiguous(), key_offsets.long().contiguous()
@@ -91,16 +96,17 @@ def attend_plainly(query: Tensor, key: Tensor, value: Tensor, phi: str | Phi) ->
         or torch.is_autocast_enabled("cpu")
         or (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))
         or torch._C._are_functorch_transforms_active()
+        or torch._C._is_tracing()
         or forward_ad._current_level >= 0
         or not (query.is_cpu and key.is_cpu and value.is_cpu)
         or not (query.dim() == key.dim() == value.dim() == 4)
     ):
         return None
     activation, alpha, gain, shift, fixed_length = _constants(phi)
-    shape, key_shape = query.shape, key.shape
-    if activation is None or not (shape[1] == key_shape[1] and shape[3] and key_shape[2]):
-        return None
     try:
+        shape, key_shape = query.shape, key.shape
+        if activation is None or not (shape[1] == key_shape[1] and shape[3] and key_shape[2]):
+            return None
         factor = gain * (fixed_length or key_shape[2]) ** -alpha
         return operators.attend_forward(
             query, key, value, None, None, None, None, None, None,

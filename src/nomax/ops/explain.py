@@ -116,7 +116,8 @@ def _range(counts: Tensor) -> str:
 
 def _memory(chosen: str, query: Tensor, key: Tensor, value: Tensor) -> str:
     (batches, heads, queries, dimension), keys = query.shape, key.shape[2]
-    size = _bytes(batches * heads * queries * keys * query.element_size())
+    # Both compute half precision in float32.
+    size = _bytes(batches * heads * queries * keys * max(query.element_size(), 4))
     matrix = f"the {batches}×{heads}×{queries}×{keys} matrix of weights, {size}"
     if chosen in ("reference", "entmax"):
         return f"holds {matrix}, two to three times, and keeps it for the backward pass"

@@ -7,6 +7,7 @@ The canonical form is made of views; only inputs with several leading dimensions
 
 import math
 import sys
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -44,6 +45,48 @@ def canonical(
     return query, key, value, None if len(leading) == 2 else leading
 
 
+def are_nested(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether any of them is a nested tensor."""
+    return any(isinstance(x, Tensor) and x.is_nested for x in (query, key, value))
+
+
+def packed(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+    """Jagged [batch, heads, positions, dim] or [batch, positions, dim] as [all positions, heads, dim] and offsets."""
+    named = {"query": query, "key": key, "value": value}
+    for name, x in named.items():
+        if not isinstance(x, Tensor) or not x.is_nested:
+            kind = "a dense tensor" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+            raise ValueError(f"query, key and value must all be nested tensors if one of them is; {name} is {kind}.")
+        if x.layout != torch.jagged:
+            raise ValueError(
+                f"{name} is a nested tensor of the old layout; make it with torch.nested.nested_tensor(..., "
+                "layout=torch.jagged)."
+            )
+    if attn_mask is not None:
+        raise ValueError(
+            "nested tensors take no attn_mask: each sequence sees itself alone, and is_causal=True makes that causal. "
+            "For other masks, pad them with torch.nested.to_padded_tensor(x, 0.0)."
+        )
+    parts = []
+    for name, x in named.items():
+        ragged = x._ragged_idx  # type: ignore[attr-defined]
+        if x.dim() not in (3, 4) or x.dim() != query.dim() or ragged != x.dim() - 2:
+            shape = ", ".join("*" if d == ragged else str(size) for d, size in enumerate(x.shape))
+            raise ValueError(
+                f"{name} must be [batch, heads, positions, dim] or [batch, positions, dim], all three alike, with "
+                f"positions as the ragged dimension; got [{shape}], where * is ragged. Where the heads come after the "
+                "positions, call .transpose(1, 2)."
+            )
+        if x.shape[0] != query.shape[0]:
+            raise ValueError(f"{name} has {x.shape[0]} sequences, but query has {query.shape[0]}.")
+        x = x.transpose(1, 2) if x.dim() == 4 else x.unsqueeze(2)
+        x = x.contiguous()  # leaves out what is between the sequences that torch.nested.narrow takes
+        parts.append((x.values(), x.offsets()))
+    if not torch.equal(parts[1][1], parts[2][1]):
+        raise ValueError("key and value must have sequences of the same lengths.")
+    return parts
+
+
 def canonical_mask(
     attn_mask: Tensor | None, is_causal: bool, query: Tensor, key: Tensor, leading: tuple[int, ...] | None
 ) -> tuple[Tensor | None, int | None]:
@@ -71,6 +114,12 @@ def autocasts(device: str) -> bool:
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
+def as_it_is(tensor: Tensor) -> AbstractContextManager[object]:
+    """Products in the precision of their inputs, also under autocast."""
+    device = tensor.device.type
+    return torch.autocast(device, enabled=False) if autocasts(device) else nullcontext()
+
+
 def _are_usual(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether these are canonical already: the short way for the common call, whose checks would take longer."""
     if not (type(query) is type(key) is type(value) is Tensor and query.dim() == 4):
@@ -90,6 +139,11 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor, rank: int | None = 
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got a {type(tensor).__name__}.")
+        if tensor.is_nested:
+            raise ValueError(
+                f"{name} is a nested tensor, which only nomax.attention takes. Elsewhere give the tensor of all "
+                "positions, x.transpose(1, 2).values(), and x.offsets() as cu_seqlens."
+            )
         if rank is not None and tensor.dim() != rank:
             raise ValueError(
                 f"{name} must have {rank} dimensions, [positions, heads, head dimension], got {_shape(tensor)}."

@@ -84,7 +84,7 @@ def _shapes_backward(
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), bias
 
 
-def _shapes_linear(query: Tensor, key: Tensor, value: Tensor, factor: float = 1.0) -> Tensor:
+def _shapes_linear(query: Tensor, key: Tensor, value: Tensor, *factors: Any) -> Tensor:
     # Heads next to each other, as F.scaled_dot_product_attention has it: what joins them afterwards is a view.
     batch, heads, queries, _ = query.shape
     return query.new_empty(batch, queries, heads, value.shape[-1]).transpose(1, 2)
@@ -115,20 +115,20 @@ def _refuse(ctx: Any, *grads: Tensor) -> None:
 
 
 def _save_linear(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs[:3])
+    ctx.save_for_backward(*inputs[:3], inputs[4])
     ctx.factor = inputs[3]
 
 
 def _backward_linear(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients of q(kᵀv) are the same product with its parts in other places."""
-    query, key, value = ctx.saved_tensors
-    linear, factor = torch.ops.nomax.attend_linear, ctx.factor
+    query, key, value, gain = ctx.saved_tensors
+    linear, factors = torch.ops.nomax.attend_linear, (ctx.factor, gain)
     group = (key.shape[1], query.shape[1] // max(key.shape[1], 1))
     # Seen from a key, the rows of all the heads of its group are one long sequence.
     queries, grads = (x.unflatten(1, group).flatten(2, 3) for x in (query, grad))
-    grad_key = linear(value, grads, queries, factor)
-    grad_value = linear(key, queries, grads, factor)
-    return linear(grad, value, key, factor), grad_key, grad_value, None
+    grad_key = linear(value, grads, queries, *factors)
+    grad_value = linear(key, queries, grads, *factors)
+    return linear(grad, value, key, *factors), grad_key, grad_value, None, None
 
 
 def _vmap(operator: Any, out_dims: tuple[int, ...], before: int = 0) -> Any:
@@ -173,7 +173,7 @@ def _vmap_linear(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) ->
         (x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
         for x, dim in zip(arguments[:3], in_dims[:3], strict=True)
     )
-    out = torch.ops.nomax.attend_linear(query, key, value, arguments[3])
+    out = torch.ops.nomax.attend_linear(query, key, value, *arguments[3:])
     return out.unflatten(0, (info.batch_size, -1)), 0
 
 

@@ -1,5 +1,8 @@
 """The specification of the operation, in plain PyTorch. Every other backend computes this, faster.
 
+Half precision is computed in float32, as the kernels do, and rounded once at the end: a sum over keys would overflow
+float16 before the factor 1/L reaches it.
+
 B batches, H query heads, Hk key heads (H is a multiple of Hk), Lq queries, Lk keys, D and Dv dimensions of a head.
 """
 
@@ -9,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nomax.ops.dropout import kept
+from nomax.ops.inputs import as_it_is
 from nomax.ops.visible import hidden, wide
 from nomax.phi import ACTIVATIONS
 
@@ -66,10 +70,14 @@ def attend(
         along = 2 if rows else 0  # without rows there are only empty tensors
         return torch.cat(outs, dim=2), torch.cat(sums, along), torch.cat(logs, along)
 
+    # Before the heads are repeated, so that gradients of a shared head are added up in the wider dtype too.
+    dtype, computed = query.dtype, wide(query)
+    query, key, value = query.to(computed), key.to(computed), value.to(computed)
     if heads != key_heads:
         key = key.repeat_interleave(heads // key_heads, dim=1)
         value = value.repeat_interleave(heads // key_heads, dim=1)
-    scores = query @ key.transpose(-2, -1) * scale + (shift if row_shift is None else row_shift[..., None])
+    with as_it_is(query):
+        scores = query @ key.transpose(-2, -1) * scale + (shift if row_shift is None else row_shift[..., None])
     if mask is not None and mask.dtype != torch.bool:
         scores = scores + mask.masked_fill(hidden(mask), 0)
 
@@ -80,16 +88,17 @@ def attend(
     if diagonal is not None:
         weights = weights.tril(diagonal)
 
-    row_sum = row_log = query.new_empty(0, dtype=wide(query))
+    row_sum = row_log = query.new_empty(0)
     if rows:
-        row_sum = weights.sum(-1, dtype=wide(query))
+        row_sum = weights.sum(-1, dtype=computed)
         # A weight of zero adds nothing to h·log h and, unlike in the limit, nothing to its gradient.
-        positive = torch.where(weights > 0, weights, 1).to(wide(query))
+        positive = torch.where(weights > 0, weights, 1).to(computed)
         row_log = (positive * positive.log()).sum(-1)
 
     if seed is not None:
         coins = kept(seed.to(query.device), dropout, batches, heads, queries, keys, first_batch)
         weights = weights.masked_fill(~coins, 0) * (1 / (1 - dropout) if dropout < 1 else 0)
-    out = weights.to(value.dtype) @ value
-    # The row's factor comes last, so that half precision never meets a weight as small as 1/L.
-    return (out * (gain if row_gain is None else row_gain[..., None])).to(query.dtype), row_sum, row_log
+    with as_it_is(query):
+        out = weights.to(computed) @ value
+    # The row's factor comes last, as in the kernels, where no weight is ever as small as 1/L.
+    return (out * (gain if row_gain is None else row_gain[..., None])).to(dtype), row_sum, row_log

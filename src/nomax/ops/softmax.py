@@ -1,7 +1,6 @@
 """The peers, which map a whole row of scores: softmax, by PyTorch's own operation, and the entmax package's maps."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from importlib import import_module
 from itertools import pairwise
 
@@ -9,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nomax.ops.inputs import autocasts
+from nomax.ops.inputs import as_it_is
 from nomax.ops.rows import Rows
 from nomax.ops.scaling import default_scale
 from nomax.ops.visible import below, hidden, wide
@@ -39,7 +38,7 @@ def attend(
             return out, rows(weights(name, query, key, mask, diagonal, scale)) if return_rows else None
         found = weights(name, query, key, mask, diagonal, scale)
         # The matrix is there anyway, and so is float32, which costs less than half precision does on most CPUs.
-        with _as_it_is(query):
+        with as_it_is(query):
             wider = value.to(found.dtype).repeat_interleave(query.shape[1] // max(value.shape[1], 1), dim=1)
             out = F.dropout(found, dropout_p) @ wider
         return out.to(query.dtype), rows(found) if return_rows else None
@@ -62,7 +61,7 @@ def weights(
     """The whole matrix of weights [B, H, Lq, Lk], in at least float32; zero where a query sees no key."""
     key = key.repeat_interleave(query.shape[1] // max(key.shape[1], 1), dim=1)
     scale = default_scale(query) if scale is None else scale
-    with _as_it_is(query):
+    with as_it_is(query):
         scores = query.to(wide(query)) @ key.to(wide(query)).transpose(-2, -1) * scale
     if mask is not None:
         if mask.dtype == torch.bool:
@@ -99,9 +98,3 @@ def row_map(name: str) -> Callable[[Tensor], Tensor]:
 def runs_on(name: str) -> str:
     """What computes the map, in words."""
     return "PyTorch's scaled_dot_product_attention" if name == SOFTMAX else f"the entmax package's {name}"
-
-
-def _as_it_is(query: Tensor) -> torch.autocast | nullcontext[None]:
-    """Products in the precision of their inputs, also under autocast."""
-    device = query.device.type
-    return torch.autocast(device, enabled=False) if autocasts(device) else nullcontext()

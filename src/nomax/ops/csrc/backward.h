@@ -72,9 +72,9 @@ template <class H> struct Differentiate {
       h = where(visible, h);
       Vec weight = h * row.gain, grad = load(g + j) * row.gain;
       if (p.dropout > 0) {
-        Vec kept = dropout.weights(row, keys.original(first + j));
-        weight *= kept;
-        grad *= kept;
+        const Int places = keys.original(first + j);
+        weight = dropout.thin(row, places, weight);
+        grad = dropout.thin(row, places, grad);
       }
       if (of_rows.log != 0)
         grad += OfRows::gradient<true>(of_rows, h);
@@ -88,16 +88,17 @@ template <class H> struct Differentiate {
 
 // What a block of keys is needed as, packed once and used by every block of rows.
 template <class Element> struct KeyBlock {
-  Element *rows, *key_panels, *value_panels, *key_right;
+  Element *rows, *key_panels, *value_panels, *key_right;      // rows: later a copy of the keys, if one is needed
   Operand<Element> key;
   int64_t first, count;
 
   KeyBlock(const Problem& p, Arena& arena) {
     const int64_t steps = elements<Element>(p.dim), value_steps = elements<Element>(p.value_dim);
-    rows = arena.take<Element>(GRADIENT_KEYS * most(steps, value_steps));
-    key_panels = arena.take<Element>(GRADIENT_KEYS * steps);
-    value_panels = arena.take<Element>(GRADIENT_KEYS * value_steps);
-    key_right = arena.take<Element>(elements<Element>(GRADIENT_KEYS) * round_up(p.dim, W));
+    const int64_t half = elements<Element>(GRADIENT_KEYS), width = round_up(p.dim, W);
+    rows = arena.take<Element>(most(GRADIENT_KEYS * most(steps, value_steps), half * width));
+    key_panels = arena.take<Element>(GRADIENT_KEYS, steps);
+    value_panels = arena.take<Element>(GRADIENT_KEYS, value_steps);
+    key_right = arena.take<Element>(half, width);
   }
 
   void pack(const Problem& p, const Source& keys, const Source& values, int64_t from, int64_t size) {
@@ -112,27 +113,32 @@ template <class Element> struct KeyBlock {
 // A block of rows by a block of keys: weights and score gradients, as floats and in the layouts of the next products.
 template <class Element> struct GradientTile {
   Row* rows;
-  Element *query_left, *grad_left, *query_right, *grad_right;
+  Element *query_left, *grad_left, *query_right, *grad_right;      // on the left: later copies, if they are needed
   float *weights, *score_grads, *bias;
   Element *weight_pairs, *score_grad_pairs, *score_grad_rows;      // with pairs only
+  bool* sees;                                                      // [row][GRADIENT_KEYS], if it is done carefully
   Operand<Element> query, grad;
   int64_t count, seen;                                             // rows; keys that any of them sees
+  bool strangers;                                                  // whether some of them do not see all of these
+  bool careful = false;                                            // see add_seen_product
 
   static constexpr bool paired = Element::each == 2;
 
   GradientTile(const Problem& p, Arena& arena) {
     const int64_t size = GRADIENT_ROWS * GRADIENT_KEYS, half = elements<Element>(GRADIENT_ROWS);
     rows = arena.take<Row>(GRADIENT_ROWS);
-    query_left = arena.take<Element>(GRADIENT_ROWS * elements<Element>(p.dim));
-    grad_left = arena.take<Element>(GRADIENT_ROWS * elements<Element>(p.value_dim));
-    query_right = arena.take<Element>(half * round_up(p.dim, W));
-    grad_right = arena.take<Element>(half * round_up(p.value_dim, W));
+    const int64_t width = round_up(p.dim, W), value_width = round_up(p.value_dim, W);
+    query_left = arena.take<Element>(most(GRADIENT_ROWS * elements<Element>(p.dim), half * width));
+    grad_left = arena.take<Element>(most(GRADIENT_ROWS * elements<Element>(p.value_dim), half * value_width));
+    query_right = arena.take<Element>(half, width);
+    grad_right = arena.take<Element>(half, value_width);
     weights = arena.take<float>(size);
     score_grads = arena.take<float>(size);
     bias = arena.take<float>(GRADIENT_KEYS + PANEL);
     weight_pairs = arena.take<Element>(paired ? size / 2 : 0);
     score_grad_pairs = arena.take<Element>(paired ? size / 2 : 0);
     score_grad_rows = arena.take<Element>(paired ? size / 2 : 0);
+    sees = arena.take<bool>(size);
   }
 
   // Rows [first, first + size) of a head against the block of keys. False if none of them sees any of these keys.
@@ -140,11 +146,15 @@ template <class Element> struct GradientTile {
                int64_t first, int64_t size, const KeyBlock<Element>& block) {
     count = size;
     seen = 0;
+    int64_t near = block.count;
     for (int64_t r = 0; r < count; r++) {
       rows[r] = row(p, s, head, first + r);
       seen = most(seen, least(block.count, rows[r].limit - block.first));
+      near = least(near, rows[r].limit - block.first);
     }
     if (seen <= 0) return false;
+    strangers = near < seen || keys.mask_by_row || (seen % Element::each && seen < block.count);
+    if (careful) memset(sees, 0, sizeof(bool) * GRADIENT_ROWS * GRADIENT_KEYS);
     query = left(source(p.query, s.batch, head, s.query), first, count, p.dim, query_left);
     grad = left(source(p.grad_out, s.batch, head, s.query), first, count, p.value_dim, grad_left);
     const auto differentiate = with_activation<Differentiate>(p.activation);
@@ -173,6 +183,9 @@ template <class Element> struct GradientTile {
         }
         differentiate(p, keys, dropout, row, (s.batch * p.heads + head) * p.queries + row.query, block.first, seen,
                       a + i * GRADIENT_KEYS, g + i * GRADIENT_KEYS, row_bias);
+        if (careful)
+          for (int64_t j = 0; j < least(seen, row.limit - block.first); j++)
+            sees[(r + i) * GRADIENT_KEYS + j] = !(keys.mask_by_row && bias[j] == HIDDEN);
       }
     }
     return any || !keys.mask_by_row;
@@ -201,6 +214,16 @@ template <class Element> struct GradientTile {
       a = weight_pairs;
       g = score_grad_pairs;
     }
+    if (careful && strangers) {
+      const auto seen_by = [&](int64_t key, int64_t r) { return sees[r * GRADIENT_KEYS + key]; };
+      add_seen_product<true>(
+          seen, value_width, a, GRADIENT_KEYS, grad, count, grad_left, grad_value, value_width,
+          [&](int64_t key, int64_t r) { return weights[r * GRADIENT_KEYS + key]; }, seen_by);
+      add_seen_product<true>(
+          seen, width, g, GRADIENT_KEYS, query, count, query_left, grad_key, width,
+          [&](int64_t key, int64_t r) { return score_grads[r * GRADIENT_KEYS + key]; }, seen_by);
+      return;
+    }
     add_product<true>(seen, value_width, a, GRADIENT_KEYS, grad.data, grad.stride, steps, grad_value, value_width);
     add_product<true>(seen, width, g, GRADIENT_KEYS, query.data, query.stride, steps, grad_key, width);
   }
@@ -214,8 +237,14 @@ template <class Element> struct GradientTile {
           put_weights(score_grad_rows + r * GRADIENT_KEYS / 2, j, load(score_grads + r * GRADIENT_KEYS + j));
       g = score_grad_rows;
     }
-    add_product<false>(count, width, g, GRADIENT_KEYS / Element::each, block.key.data, block.key.stride,
-                       elements<Element>(seen), grad_query, width);
+    if (careful && strangers)
+      add_seen_product<false>(
+          count, width, g, GRADIENT_KEYS / Element::each, block.key, seen, block.rows, grad_query, width,
+          [&](int64_t r, int64_t key) { return score_grads[r * GRADIENT_KEYS + key]; },
+          [&](int64_t r, int64_t key) { return sees[r * GRADIENT_KEYS + key]; });
+    else
+      add_product<false>(count, width, g, GRADIENT_KEYS / Element::each, block.key.data, block.key.stride,
+                         elements<Element>(seen), grad_query, width);
   }
 };
 
@@ -227,9 +256,9 @@ template <class Element> struct BackwardMemory {
 
   BackwardMemory(const Problem& p, Arena& arena)
       : keys(arena.take<char>(p.mask.data ? Keys::bytes(p) : 0)), block(p, arena), tile(p, arena) {
-    grad_key = arena.take<float>(GRADIENT_KEYS * round_up(p.dim, W));
-    grad_value = arena.take<float>(GRADIENT_KEYS * round_up(p.value_dim, W));
-    grad_query = arena.take<float>(p.shares > 1 ? 0 : p.queries * (p.heads / p.key_heads) * round_up(p.dim, W));
+    grad_key = arena.take<float>(GRADIENT_KEYS, round_up(p.dim, W));
+    grad_value = arena.take<float>(GRADIENT_KEYS, round_up(p.value_dim, W));
+    grad_query = arena.take<float>(p.shares > 1 ? 0 : p.queries * (p.heads / p.key_heads), round_up(p.dim, W));
   }
 };
 
@@ -241,7 +270,8 @@ static void write_query_gradient(const Problem& p, const Sequence& s, int64_t he
               p.grad_query.column);
 }
 
-template <class Element> static void backward_keys(const Problem& p, const Task& task, void* workspace) {
+// False if a gradient is not finite and may owe that to a row or key that it does not see: see try_forward.
+template <class Element> static bool try_backward(const Problem& p, const Task& task, void* workspace, bool careful) {
   Arena arena{static_cast<char*>(workspace)};
   BackwardMemory<Element> memory(p, arena);
   const Sequence s = sequence(p, task.sequence);
@@ -251,6 +281,8 @@ template <class Element> static void backward_keys(const Problem& p, const Task&
   const Source key_source = source(p.key, s.batch, task.head, s.key, keys.index);
   const Source value_source = source(p.value, s.batch, task.head, s.key, keys.index);
   const Dropout dropout(p);
+  memory.tile.careful = careful;
+  bool mixed = false, finite = true;
 
   float* grad_query = task.partial ? task.partial : memory.grad_query;
   memset(grad_query, 0, group * s.queries * width * sizeof(float));
@@ -270,7 +302,10 @@ template <class Element> static void backward_keys(const Problem& p, const Task&
         if (!memory.tile.compute(p, s, keys, dropout, head, r, size, memory.block)) continue;
         memory.tile.add_key_gradients(p, s, head, r, memory.grad_key, memory.grad_value);
         memory.tile.add_query_gradient(p, memory.block, grad_query + ((head - first_head) * s.queries + r) * width);
+        mixed |= memory.tile.strangers;
       }
+    if (mixed)
+      finite &= all_finite(memory.grad_key, count, width) && all_finite(memory.grad_value, count, value_width);
     for (int64_t j = 0; j < count; j++) {
       const int64_t place = s.key + keys.place(k + j);
       write_row(memory.grad_key + j * width, p.scale, p.dim, at(p.grad_key, s.batch, task.head, place), p.grad_key.type,
@@ -279,9 +314,15 @@ template <class Element> static void backward_keys(const Problem& p, const Task&
                 p.grad_value.type, 0, p.grad_value.column);
     }
   }
-  if (task.partial) return;
+  if (mixed && !careful && !(finite && all_finite(grad_query, group * s.queries, width))) return false;
+  if (task.partial) return true;
   for (int64_t head = 0; head < group; head++)
     write_query_gradient(p, s, first_head + head, grad_query + head * s.queries * width, 0, s.queries);
+  return true;
+}
+
+template <class Element> static void backward_keys(const Problem& p, const Task& task, void* workspace) {
+  if (!try_backward<Element>(p, task, workspace, false)) try_backward<Element>(p, task, workspace, true);
 }
 
 // Adds the shares of rows [first, first + count) of a group in their order, and writes the sum.

@@ -8,8 +8,10 @@
 #include <atomic>
 #include <cstdlib>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "problem.h"
@@ -63,6 +65,14 @@ const Kernel& kernel() {
 }
 
 std::string isa() { return kernel().name; }
+
+// All that this machine and build can run, best first.
+std::string isas() {
+  std::string names;
+  for (const Choice& choice : find_kernels())
+    if (choice.usable) names += std::string(names.empty() ? "" : ",") + choice.kernel->name;
+  return names;
+}
 
 // ---- tensors to views -------------------------------------------------------------------------------------------------
 Type type_of(const Tensor& x, const char* name) {
@@ -127,7 +137,14 @@ void set_shapes(Problem& p, const Tensor& query, const Tensor& key, const Tensor
   STD_TORCH_CHECK(p.key_heads == 0 ? p.heads == 0 : p.heads % p.key_heads == 0, "nomax: heads must divide into groups");
   STD_TORCH_CHECK(p.query.type != Type::boolean && p.query.type == p.key.type && p.query.type == p.value.type,
                   "nomax: query, key and value must have one floating type");
-  STD_TORCH_CHECK(p.keys < (int64_t(1) << 31), "nomax: too many keys");
+  // Products of two sizes then fit into 64 bits, and a place among the keys into 32.
+  const std::pair<const char*, int64_t> sizes[] = {{"batch size", p.batch}, {"number of heads", p.heads},
+      {"number of queries", p.queries}, {"number of keys", p.keys}, {"head dimension", p.dim},
+      {"head dimension of the values", p.value_dim}};
+  for (const auto& [name, size] : sizes)
+    if (size >= int64_t(1) << 31)
+      throw std::runtime_error("nomax: the " + std::string(name) + " is " + std::to_string(size) + ", but the CPU " +
+                               "kernels take sizes below 2^31. If it is meant, cut the call into several.");
 }
 
 Problem problem(const Tensor& query, const Tensor& key, const Tensor& value, const Optional& mask,
@@ -162,18 +179,44 @@ Problem problem(const Tensor& query, const Tensor& key, const Tensor& value, con
   return p;
 }
 
-Tensor empty(std::vector<int64_t> sizes, std::vector<int64_t> order, ScalarType type) {
+constexpr const char* FEWER = "Attend to fewer batches, heads or queries at a time.";
+
+constexpr const char* SMALLER =
+    "It grows with the head dimension, and in the backward pass with the queries: cut the call into several, or call "
+    "torch.set_num_threads with fewer threads.";
+
+// Not STD_TORCH_CHECK, which would put our source file and line before what the user has to read.
+[[noreturn]] void refuse(const char* what, int64_t bytes, const char* advice) {
+  std::string size = bytes >= TOO_MANY_BYTES ? "2^62 bytes or more" : std::to_string(bytes) + " bytes";
+  if (bytes < TOO_MANY_BYTES && bytes >= 1000000000) size += " (" + std::to_string(bytes / 1000000000) + " GB)";
+  throw std::runtime_error("nomax: no memory for " + std::string(what) + ", " + size + ". " + advice);
+}
+
+// A tensor with its dimensions in memory in this order, the last one innermost.
+Tensor empty(const char* what, std::vector<int64_t> sizes, const std::vector<int64_t>& order, ScalarType type) {
   std::vector<int64_t> strides(sizes.size());
-  int64_t stride = 1;
+  int64_t stride = 1, bytes = type == ScalarType::Float ? 4 : 2;
   for (auto d = order.rbegin(); d != order.rend(); ++d) {
-    strides[*d] = stride;
-    stride *= sizes[*d] ? sizes[*d] : 1;
+    strides[size_t(*d)] = stride;
+    stride = product(stride, std::max(sizes[size_t(*d)], int64_t(1)));
   }
+  for (int64_t size : sizes) bytes = product(bytes, size);
   AtenTensorHandle handle;
   const int32_t code = torch::stable::detail::to<int32_t>(torch::stable::detail::from(type));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(int64_t(sizes.size()), sizes.data(), strides.data(), code,
-                                                         aoti_torch_device_type_cpu(), 0, &handle));
+  const auto failed = aoti_torch_empty_strided(int64_t(sizes.size()), sizes.data(), strides.data(), code,
+                                               aoti_torch_device_type_cpu(), 0, &handle);
+  if (failed) refuse(what, bytes, FEWER);
   return Tensor(handle);
+}
+
+Tensor empty_like(const char* what, const Tensor& x) {
+  try {
+    return torch::stable::empty_like(x);
+  } catch (const std::exception&) {      // it would say only that aten::empty_like failed
+    int64_t bytes = x.scalar_type() == ScalarType::Float ? 4 : 2;
+    for (int64_t d = 0; d < x.dim(); d++) bytes = product(bytes, x.size(d));
+    refuse(what, bytes, FEWER);
+  }
 }
 
 // ---- tasks to threads -------------------------------------------------------------------------------------------------
@@ -182,11 +225,13 @@ struct Free {
 };
 using Memory = std::unique_ptr<void, Free>;
 
-Memory allocate(int64_t bytes) {
-  Memory memory(std::aligned_alloc(64, size_t((bytes + 127) / 64 * 64)));
-  STD_TORCH_CHECK(memory, "nomax: no memory for a workspace of ", bytes, " bytes");
+Memory allocate(const char* what, int64_t bytes, const char* advice = FEWER) {
+  Memory memory(bytes < TOO_MANY_BYTES ? std::aligned_alloc(64, size_t((bytes + 127) / 64 * 64)) : nullptr);
+  if (!memory) refuse(what, bytes, advice);
   return memory;
 }
+
+constexpr int64_t MANY = 4096;      // tasks: no list of them grows much longer, however large the batch
 
 // Threads take the next task when they are done with one; which thread does a task changes nothing in its result.
 template <class Work> void run(const std::vector<Task>& tasks, int64_t bytes, double operations, const Work& work) {
@@ -195,12 +240,12 @@ template <class Work> void run(const std::vector<Task>& tasks, int64_t bytes, do
   workers = workers < count ? workers : count;
   if (workers <= 1) {
     if (!count) return;
-    Memory memory = allocate(bytes);
+    Memory memory = allocate("the workspace of a thread", bytes, SMALLER);
     for (const Task& task : tasks) work(task, memory.get());
     return;
   }
   std::vector<Memory> memory;
-  for (int64_t i = 0; i < workers; i++) memory.push_back(allocate(bytes));
+  for (int64_t i = 0; i < workers; i++) memory.push_back(allocate("the workspace of a thread", bytes, SMALLER));
   std::atomic<int64_t> next{0};
   torch::stable::parallel_for(0, workers, 1, [&](int64_t first, int64_t last) {
     for (int64_t worker = first; worker < last; worker++)
@@ -241,20 +286,28 @@ std::tuple<Tensor, Tensor> attend(
   const Kernel& k = kernel();
   Problem p = problem(query, key, value, mask, row_gain, row_shift, seed, query_offsets, key_offsets, activation, scale,
                       gain, shift, diagonal, dropout);
-  Tensor out = empty({p.batch, p.heads, p.queries, p.value_dim}, {0, 2, 1, 3}, query.scalar_type());
-  Tensor statistics = empty({rows ? 2 : 0, p.batch, p.heads, p.queries}, {0, 1, 2, 3}, ScalarType::Float);
+  Tensor out = empty("the output", {p.batch, p.heads, p.queries, p.value_dim}, {0, 2, 1, 3}, query.scalar_type());
+  Tensor statistics =
+      empty("the statistics of rows", {rows ? 2 : 0, p.batch, p.heads, p.queries}, {0, 1, 2, 3}, ScalarType::Float);
   p.out = view(out, "out");
   if (rows) {
     p.row_sum = static_cast<float*>(statistics.data_ptr());
     p.row_log = p.row_sum + statistics.numel() / 2;
   }
-  if (p.batch && p.heads && p.queries) {
+  if (out.numel() || statistics.numel()) {
     std::vector<Task> tasks;
     const int64_t count = sequences(p, query_offsets), group = p.heads / p.key_heads;
+    const auto forward = [&](const Task& task, void* memory) { k.forward(p, task, memory); };
+    const auto run_tasks = [&] {
+      run(tasks, k.forward_bytes(p), operations(p), forward);
+      tasks.clear();
+    };
     for (int64_t s = 0; s < count; s++)
-      for (int64_t head = 0; head < p.key_heads; head++)
+      for (int64_t head = 0; head < p.key_heads; head++) {
         if (const int64_t queries = length(p, s).queries) add_row_tasks(tasks, s, head, group * queries, count * p.key_heads);
-    run(tasks, k.forward_bytes(p), operations(p), [&](const Task& task, void* memory) { k.forward(p, task, memory); });
+        if (int64_t(tasks.size()) >= MANY) run_tasks();
+      }
+    run_tasks();
   }
   return {out, statistics};
 }
@@ -262,22 +315,21 @@ std::tuple<Tensor, Tensor> attend(
 // One task per share of a head's keys; heads go in waves, so that the shares of dQ that wait to be added stay few.
 void run_backward(const Kernel& k, Problem& p, int64_t count) {
   const int64_t threads = torch::stable::get_num_threads(), group = p.heads / p.key_heads;
-  int64_t longest = 0;
-  for (int64_t s = 0; s < count; s++) longest = std::max(longest, length(p, s).keys);
+  int64_t longest = p.query_offsets ? 0 : p.keys;
+  for (int64_t s = 0; p.query_offsets && s < count; s++) longest = std::max(longest, length(p, s).keys);
   p.shares = std::clamp(pieces(longest, 512), int64_t(1), int64_t(8));
-  std::vector<Task> heads;
-  for (int64_t s = 0; s < count; s++)
-    for (int64_t head = 0; head < p.key_heads; head++) heads.push_back({s, head, 0, 0, nullptr});
-  const int64_t wave = p.shares == 1 ? int64_t(heads.size()) : std::max(int64_t(1), pieces(4 * threads, p.shares));
+  const int64_t heads = count * p.key_heads;
+  const int64_t wave = p.shares == 1 ? MANY : std::max(int64_t(1), pieces(4 * threads, p.shares));
 
   Memory shares;
-  const int64_t share = group * p.queries * k.width(p.dim);      // of the longest sequence, or more
-  if (p.shares > 1) shares = allocate(wave * p.shares * share * int64_t(sizeof(float)));
-  for (int64_t first = 0; first < int64_t(heads.size()); first += wave) {
+  const int64_t share = product(group * p.queries, k.width(p.dim));      // of the longest sequence, or more
+  const int64_t share_bytes = product(product(wave * p.shares, share), int64_t(sizeof(float)));
+  if (p.shares > 1) shares = allocate("the shares of the query gradient", share_bytes);
+  for (int64_t first = 0; first < heads; first += wave) {
     std::vector<Task> tasks, sums;
-    const int64_t last = std::min(int64_t(heads.size()), first + wave);
+    const int64_t last = std::min(heads, first + wave);
     for (int64_t h = first; h < last; h++) {
-      Task task = heads[size_t(h)];
+      Task task{h / p.key_heads, h % p.key_heads, 0, 0, nullptr};
       const Length size = length(p, task.sequence);
       float* partial = p.shares > 1 ? static_cast<float*>(shares.get()) + (h - first) * p.shares * share : nullptr;
       const int64_t rows = group * size.queries, piece = pieces(pieces(size.keys, p.shares), 96) * 96;
@@ -324,12 +376,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attend_backward(
     p.grad_row_sum = static_cast<const float*>(grad_statistics->data_ptr());
     p.grad_row_log = p.grad_row_sum + grad_statistics->numel() / 2;
   }
-  Tensor grad_query = torch::stable::empty_like(query), grad_key = torch::stable::empty_like(key),
-         grad_value = torch::stable::empty_like(value);
+  Tensor grad_query = empty_like("the gradient of query", query), grad_key = empty_like("the gradient of key", key),
+         grad_value = empty_like("the gradient of value", value);
   p.grad_query = view(grad_query, "grad_query");
   p.grad_key = view(grad_key, "grad_key");
   p.grad_value = view(grad_value, "grad_value");
-  Tensor grad_bias = empty({0}, {0}, ScalarType::Float);
+  Tensor grad_bias = empty("no gradient", {0}, {0}, ScalarType::Float);
   const bool work = p.batch && p.heads && p.queries && p.keys;
   if (!work) torch::stable::zero_(grad_query);
   if (!work || mask) {                        // hidden keys are never visited
@@ -339,7 +391,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attend_backward(
   if (bias) {
     STD_TORCH_CHECK(mask && p.mask.type != Type::boolean, "nomax: only a float mask has a gradient");
     for (int d = 0; d < 4; d++) p.bias_shape[d] = mask->size(d);
-    grad_bias = empty({p.bias_shape[0], p.bias_shape[1], p.bias_shape[2], p.bias_shape[3]}, {0, 1, 2, 3}, ScalarType::Float);
+    const std::vector<int64_t> shape(p.bias_shape, p.bias_shape + 4);
+    grad_bias = empty("the gradient of the mask", shape, {0, 1, 2, 3}, ScalarType::Float);
     torch::stable::zero_(grad_bias);
     p.grad_bias = static_cast<float*>(grad_bias.data_ptr());
   }
@@ -350,32 +403,43 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attend_backward(
   return {grad_query, grad_key, grad_value, grad_bias};
 }
 
-Tensor attend_linear(Tensor query, Tensor key, Tensor value, double factor) {
+// gain: one more factor, where it is a number of the graph (a length that torch.compile keeps open) and not of Python.
+Tensor attend_linear(Tensor query, Tensor key, Tensor value, double factor, Optional gain) {
   constexpr int64_t PIECE = 1024;
+  constexpr int64_t STATES = int64_t(1) << 28;      // bytes of sums at a time: more heads wait
   const Kernel& k = kernel();
   Problem p;
   set_shapes(p, query, key, value);
-  Tensor out = empty({p.batch, p.heads, p.queries, p.value_dim}, {0, 2, 1, 3}, query.scalar_type());
+  Tensor out = empty("the output", {p.batch, p.heads, p.queries, p.value_dim}, {0, 2, 1, 3}, query.scalar_type());
   p.out = view(out, "out");
   p.scale = float(factor);
+  if (gain) {
+    STD_TORCH_CHECK(gain->is_cpu() && gain->scalar_type() == ScalarType::Float && gain->numel() == 1,
+                    "nomax: gain must be one float32 on the CPU");
+    p.gain = *static_cast<const float*>(gain->data_ptr());
+  }
   if (!out.numel()) return out;
   p.shares = std::max(int64_t(1), pieces(p.keys, PIECE));
-  const int64_t state = p.dim * k.width(p.value_dim), group = p.heads / p.key_heads;
-  Memory shares = allocate(p.batch * p.key_heads * p.shares * state * int64_t(sizeof(float)));
-  std::vector<Task> keys, queries;
-  float* partial = static_cast<float*>(shares.get());
-  for (int64_t b = 0; b < p.batch; b++)
-    for (int64_t head = 0; head < p.key_heads; head++, partial += p.shares * state) {
+  const int64_t state = product(p.dim, k.width(p.value_dim)), group = p.heads / p.key_heads;
+  const int64_t state_bytes = product(product(p.shares, state), int64_t(sizeof(float)));      // of one head
+  const int64_t heads = p.batch * p.key_heads, bytes = k.linear_bytes(p);
+  const int64_t wave = std::clamp(STATES / std::max(state_bytes, int64_t(1)), int64_t(1), std::min(heads, MANY));
+  Memory shares = allocate("the sums of key · value", product(wave, state_bytes));
+  const double each = 2.0 * p.batch * p.heads * (p.queries + p.keys) * p.dim * p.value_dim;
+  for (int64_t start = 0; start < heads; start += wave) {
+    std::vector<Task> keys, queries;
+    float* partial = static_cast<float*>(shares.get());
+    for (int64_t at = start; at < std::min(heads, start + wave); at++, partial += p.shares * state) {
+      const int64_t b = at / p.key_heads, head = at % p.key_heads;
       for (int64_t i = 0; i < p.shares; i++)
         keys.push_back({b, head, i * PIECE, std::min(PIECE, p.keys - i * PIECE), partial + i * state});
       for (int64_t h = head * group; h < (head + 1) * group; h++)
         for (int64_t first = 0; first < p.queries; first += PIECE)
           queries.push_back({b, h, first, std::min(PIECE, p.queries - first), partial});
     }
-  const double each = 2.0 * p.batch * p.heads * (p.queries + p.keys) * p.dim * p.value_dim;
-  const int64_t bytes = k.linear_bytes(p);
-  run(keys, bytes, each, [&](const Task& task, void* memory) { k.linear_keys(p, task, memory); });
-  run(queries, bytes, each, [&](const Task& task, void* memory) { k.linear_queries(p, task, memory); });
+    run(keys, bytes, each, [&](const Task& task, void* memory) { k.linear_keys(p, task, memory); });
+    run(queries, bytes, each, [&](const Task& task, void* memory) { k.linear_queries(p, task, memory); });
+  }
   return out;
 }
 
@@ -397,13 +461,13 @@ void gelu_into(const Tensor& x, const Tensor* grad, const Optional& bias, Tensor
 }
 
 Tensor gelu(Tensor x, Optional bias, bool tanh) {
-  Tensor out = torch::stable::empty_like(x);
+  Tensor out = empty_like("the result of gelu", x);
   gelu_into(x, nullptr, bias, out, tanh);
   return out;
 }
 
 Tensor gelu_backward(Tensor grad, Tensor x, Optional bias, bool tanh) {
-  Tensor out = torch::stable::empty_like(x);
+  Tensor out = empty_like("the result of gelu", x);
   gelu_into(x, &grad, bias, out, tanh);
   return out;
 }
@@ -424,11 +488,12 @@ STABLE_TORCH_LIBRARY(nomax, m) {
   m.def("attend_forward(" NOMAX_ARGUMENTS ", bool rows) -> (Tensor, Tensor)");
   m.def("attend_backward(Tensor grad, Tensor? grad_statistics, " NOMAX_ARGUMENTS
         ", bool bias) -> (Tensor, Tensor, Tensor, Tensor)");
-  m.def("attend_linear(Tensor query, Tensor key, Tensor value, float factor) -> Tensor");
+  m.def("attend_linear(Tensor query, Tensor key, Tensor value, float factor, Tensor? gain=None) -> Tensor");
   m.def("gelu(Tensor x, Tensor? bias, bool tanh) -> Tensor");
   m.def("gelu_(Tensor(a!) x, Tensor? bias, bool tanh) -> ()");
   m.def("gelu_backward(Tensor grad, Tensor x, Tensor? bias, bool tanh) -> Tensor");
   m.def("isa() -> str");
+  m.def("isas() -> str");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(nomax, CPU, m) {
@@ -441,4 +506,7 @@ STABLE_TORCH_LIBRARY_IMPL(nomax, CPU, m) {
   m.impl("gelu_backward", TORCH_BOX(&nomax::gelu_backward));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(nomax, CompositeExplicitAutograd, m) { m.impl("isa", TORCH_BOX(&nomax::isa)); }
+STABLE_TORCH_LIBRARY_IMPL(nomax, CompositeExplicitAutograd, m) {
+  m.impl("isa", TORCH_BOX(&nomax::isa));
+  m.impl("isas", TORCH_BOX(&nomax::isas));
+}

@@ -13,7 +13,7 @@ constexpr int64_t KEY_BLOCK = 128;
 template <class Element> struct ForwardMemory {
   char* keys;
   Row* rows;
-  Element *query, *key, *panels, *value, *weights;
+  Element *query, *key, *panels, *value, *weights;      // key: later a copy of the values, if one is needed
   float *scores, *bias, *sums, *row_sum, *row_log;
 
   ForwardMemory(const Problem& p, Arena& arena) {
@@ -21,14 +21,14 @@ template <class Element> struct ForwardMemory {
     const int64_t block = least(KEY_BLOCK, round_up(p.keys, PANEL));
     keys = arena.take<char>(p.mask.data ? Keys::bytes(p) : 0);
     rows = arena.take<Row>(count);
-    query = arena.take<Element>(count * steps);
-    key = arena.take<Element>(block * steps);
-    panels = arena.take<Element>(block * steps);
-    value = arena.take<Element>(elements<Element>(block) * round_up(p.value_dim, W));
+    query = arena.take<Element>(count, steps);
+    key = arena.take<Element>(most(block * steps, elements<Element>(block) * round_up(p.value_dim, W)));
+    panels = arena.take<Element>(block, steps);
+    value = arena.take<Element>(elements<Element>(block), round_up(p.value_dim, W));
     weights = arena.take<Element>(ROWS * KEY_BLOCK);
     scores = arena.take<float>(ROWS * KEY_BLOCK);
     bias = arena.take<float>(ROWS * KEY_BLOCK);
-    sums = arena.take<float>(count * round_up(p.value_dim, W));
+    sums = arena.take<float>(count, round_up(p.value_dim, W));
     row_sum = arena.take<float>(p.row_sum ? count * W : 0);
     row_log = arena.take<float>(p.row_sum ? count * W : 0);
   }
@@ -93,7 +93,7 @@ template <class Element> struct Weigh {
           sum += h;
           log_sum += times_logarithm(h);
         }
-        if (w.p.dropout > 0) h *= w.dropout.weights(row, w.keys.original(w.first + j));
+        if (w.p.dropout > 0) h = w.dropout.thin(row, w.keys.original(w.first + j), h);
         put_weights(weights, j, h);
       }
       if (w.row_sum) add_to_rows(w, r, sum, log_sum);
@@ -106,7 +106,8 @@ template <class Element> struct Weigh {
   };
 };
 
-template <class Element> static void forward_rows(const Problem& p, const Task& task, void* workspace) {
+// False if a result is not finite and may owe that to a key that its row does not see: then it must be done carefully.
+template <class Element> static bool try_forward(const Problem& p, const Task& task, void* workspace, bool careful) {
   Arena arena{static_cast<char*>(workspace)};
   ForwardMemory<Element> memory(p, arena);
   const Sequence s = sequence(p, task.sequence);
@@ -151,6 +152,7 @@ template <class Element> static void forward_rows(const Problem& p, const Task& 
                              memory.weights, nullptr, nullptr};
   if (keys.mask_by_row) weighing.bias = memory.bias, weighing.bias_stride = KEY_BLOCK;
   const auto weigh = with_activation<Weigh<Element>::template With>(p.activation);
+  bool mixed = false;                  // whether rows met keys that they do not see, for the sake of their group
 
   for (int64_t k = 0; k < reach; k += KEY_BLOCK) {
     const int64_t block = least(KEY_BLOCK, reach - k);
@@ -191,10 +193,21 @@ template <class Element> static void forward_rows(const Problem& p, const Task& 
       }
       if (Element::each == 2 && seen % 2)      // the pair that reaches past the last key
         for (int i = 0; i < count; i++) reinterpret_cast<uint16_t*>(memory.weights + i * weights_stride)[seen] = 0;
-      add_product<false>(count, width, memory.weights, weights_stride, value.data, value.stride,
-                         elements<Element>(seen), memory.sums + r * width, width);
+      const bool strangers = near - k < seen || keys.mask_by_row || (seen % Element::each && seen < block);
+      mixed |= strangers;
+      if (careful && strangers)
+        add_seen_product<false>(
+            count, width, memory.weights, weights_stride, value, seen, memory.key, memory.sums + r * width, width,
+            [&](int64_t i, int64_t t) { return weight_at(memory.weights + i * weights_stride, t); },
+            [&](int64_t i, int64_t t) {
+              return k + t < rows[i].limit && !(keys.mask_by_row && memory.bias[i * KEY_BLOCK + t] == HIDDEN);
+            });
+      else
+        add_product<false>(count, width, memory.weights, weights_stride, value.data, value.stride,
+                           elements<Element>(seen), memory.sums + r * width, width);
     }
   }
+  if (mixed && !careful && !all_finite(memory.sums, task.count, width)) return false;
 
   for (int64_t r = 0; r < task.count; r++) {
     const Row& row = memory.rows[r];
@@ -206,6 +219,11 @@ template <class Element> static void forward_rows(const Problem& p, const Task& 
       p.row_log[place] = total(load(memory.row_log + r * W));
     }
   }
+  return true;
+}
+
+template <class Element> static void forward_rows(const Problem& p, const Task& task, void* workspace) {
+  if (!try_forward<Element>(p, task, workspace, false)) try_forward<Element>(p, task, workspace, true);
 }
 
 }  // namespace NOMAX_ISA

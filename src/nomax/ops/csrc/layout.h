@@ -156,6 +156,51 @@ static Operand<Float> right(const Source& from, int64_t first, int64_t count, in
   return {buffer, stride};
 }
 
+// Whether there is no NaN and no infinity among rows · columns floats (columns: a multiple of W).
+static bool all_finite(const float* data, int64_t rows, int64_t columns) {
+  constexpr uint32_t exponent = 0x7f800000u;
+  Int strange{};
+  for (int64_t i = 0; i < rows * columns; i += W) strange |= ((Bits)load(data + i) & exponent) == exponent;
+  bool found = false;
+  for (int i = 0; i < W; i++) found |= strange[i] != 0;
+  return !found;
+}
+
+// The number in row t and column c of a right operand.
+NOMAX_INLINE float entry(const Operand<Float>& b, int64_t t, int64_t c) { return b.data[t * b.stride + c].x; }
+NOMAX_INLINE float entry(const Operand<Pair>& b, int64_t t, int64_t c) {
+  const uint32_t pair = b.data[t / 2 * b.stride + c].x;
+  return from_bfloat16(uint16_t(t % 2 ? pair >> 16 : pair));
+}
+
+NOMAX_INLINE bool is_finite(float x) { return x - x == 0; }
+NOMAX_INLINE Float finite_part(Float x) { return {is_finite(x.x) ? x.x : 0.0f}; }
+NOMAX_INLINE Pair finite_part(Pair x) {
+  const uint32_t low = x.x & 0xffffu, high = x.x & 0xffff0000u, exponent = 0x7f807f80u;
+  return {(~low & exponent & 0xffffu ? low : 0) | (~high & exponent & 0xffff0000u ? high : 0)};
+}
+
+// C += A·B where row r of C must not meet row t of B unless sees(r, t). A is zero there, but 0 · NaN is NaN: so the
+// product takes zeros for what is not finite, and that is added afterwards, one by one, to those who see it. All other
+// numbers come out to the bit as from add_product. `weight(r, t)` is A as a float; `clean` has room for a copy of B.
+template <bool Transposed, class Element, class Weight, class Sees>
+static __attribute__((noinline)) void add_seen_product(int64_t rows, int64_t columns, const Element* a,
+                                                       int64_t a_stride, const Operand<Element>& b, int64_t terms,
+                                                       Element* clean, float* c, int64_t c_stride,
+                                                       const Weight& weight, const Sees& sees) {
+  const int64_t steps = elements<Element>(terms);
+  for (int64_t t = 0; t < steps; t++)
+    for (int64_t n = 0; n < columns; n++) clean[t * columns + n] = finite_part(b.data[t * b.stride + n]);
+  add_product<Transposed>(rows, columns, a, a_stride, clean, columns, steps, c, c_stride);
+  for (int64_t t = 0; t < terms; t++)
+    for (int64_t n = 0; n < columns; n++) {
+      const float x = entry(b, t, n);
+      if (is_finite(x)) continue;
+      for (int64_t r = 0; r < rows; r++)
+        if (sees(r, t)) c[r * c_stride + n] += weight(r, t) * x;
+    }
+}
+
 // A W x W block in registers: rows become columns by swapping ever larger halves.
 template <int Half> NOMAX_INLINE void swap_halves(Vec (&x)[W]) {
   Int low, high;

@@ -13,10 +13,10 @@ struct LinearMemory {
   float *state, *sums;
 
   LinearMemory(const Problem& p, Arena& arena) {
-    left_rows = arena.take<Float>(LINEAR_BLOCK * p.dim);
-    right_rows = arena.take<Float>(LINEAR_BLOCK * round_up(p.value_dim, W));
-    state = arena.take<float>(p.dim * round_up(p.value_dim, W));
-    sums = arena.take<float>(LINEAR_BLOCK * round_up(p.value_dim, W));
+    left_rows = arena.take<Float>(LINEAR_BLOCK, p.dim);
+    right_rows = arena.take<Float>(LINEAR_BLOCK, round_up(p.value_dim, W));
+    state = arena.take<float>(p.dim, round_up(p.value_dim, W));
+    sums = arena.take<float>(LINEAR_BLOCK, round_up(p.value_dim, W));
   }
 };
 

@@ -1,4 +1,5 @@
-// One block of memory per thread, cut into aligned pieces. Counting and cutting are the same code, so they agree.
+// One block of memory per thread, cut into aligned pieces. Counting and cutting are the same code, so they agree; a
+// count that no int64 can hold stays at TOO_MANY_BYTES, which no allocation will grant.
 #pragma once
 #include "problem.h"
 #if defined(__SANITIZE_ADDRESS__)
@@ -12,9 +13,9 @@ struct Arena {
   char* base;
   int64_t used = 0;
 
-  template <class T> T* take(int64_t count) {
-    T* piece = reinterpret_cast<T*>(base + used);
-    used += (count * int64_t(sizeof(T)) + 63) / 64 * 64;
+  template <class T> T* take(int64_t rows, int64_t columns = 1) {
+    T* piece = base ? reinterpret_cast<T*>(base + used) : nullptr;
+    used = added(used, product(product(rows, columns), int64_t(sizeof(T))));
 #if defined(__SANITIZE_ADDRESS__)      // a forbidden strip after each piece, so that one cannot run into the next
     if (base) __asan_poison_memory_region(base + used, 64);
     used += 64;

@@ -40,6 +40,17 @@ struct Problem {
   int64_t shares = 1;                                         // in how many tasks the keys of one head are cut
 };
 
+// Numbers of bytes: a product, and a sum rounded up to cache lines, that stay at TOO_MANY_BYTES instead of wrapping.
+constexpr int64_t TOO_MANY_BYTES = int64_t(1) << 62;
+static inline int64_t product(int64_t a, int64_t b) {
+  int64_t c;
+  return __builtin_mul_overflow(a, b, &c) || c > TOO_MANY_BYTES ? TOO_MANY_BYTES : c;
+}
+static inline int64_t added(int64_t used, int64_t bytes) {
+  const int64_t sum = used + bytes;      // of two numbers up to 2^62: it holds
+  return sum > TOO_MANY_BYTES - 128 ? TOO_MANY_BYTES : (sum + 63) / 64 * 64;
+}
+
 constexpr int64_t ROW_BLOCK = 512;     // the most rows that a forward task takes
 constexpr int64_t BIAS_BLOCK = 60;     // rows, or keys, of a task of the bias gradient
 

@@ -53,7 +53,6 @@ NOMAX_INLINE Row row(const Problem& p, const Sequence& s, int64_t head, int64_t 
   return r;
 }
 
-// 1/(1-p) where the coin says keep, 0 elsewhere.
 struct Dropout {
   uint32_t threshold;
   float factor;
@@ -64,10 +63,10 @@ struct Dropout {
     factor = p.dropout < 1 ? float(1 / (1 - p.dropout)) : 0;
   }
 
-  Vec weights(const Row& r, Int key) const {
-    Bits bits = mix(mix((Bits)key ^ r.coin) + r.second_coin);
-    return where(bits >= threshold, all(factor));
-  }
+  // x/(1-p) where the coin says keep, and 0 elsewhere: also for a NaN.
+  Vec thin(const Row& r, Int key, Vec x) const { return where(kept(r, key), x * factor); }
+
+  Int kept(const Row& r, Int key) const { return mix(mix((Bits)key ^ r.coin) + r.second_coin) >= threshold; }
 };
 
 // Numbers up to this one hide their key: false, or what is as low as its type can say.

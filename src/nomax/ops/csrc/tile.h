@@ -71,6 +71,11 @@ NOMAX_INLINE void put_weights(Pair* row, int64_t column, Vec x) {
   store_bfloat16(reinterpret_cast<uint16_t*>(row) + column, x);
 }
 
+NOMAX_INLINE float weight_at(const Float* row, int64_t column) { return row[column].x; }
+NOMAX_INLINE float weight_at(const Pair* row, int64_t column) {
+  return from_bfloat16(reinterpret_cast<const uint16_t*>(row)[column]);
+}
+
 template <class Element> struct PutRelu {      // c = relu(sums), ready to be the A of the next product
   static constexpr bool chunked = true;
   static constexpr int64_t chunk = CHUNK;
