@@ -31,6 +31,8 @@ MOST_PROBLEMS = 1000  # of a shard that are told one by one
 # An index says less than the shard holds of every image: 28 bytes and a name, of two headers of 512. Then problems.
 MOST_BEYOND_SHARD = 1 << 24
 
+_STRINGS, _NUMBERS = ("names", "texts", "problems"), ("offsets", "sizes", "labels")
+
 
 @dataclass(frozen=True)
 class Index:
@@ -64,16 +66,14 @@ def load(shard: Path) -> Index | None:
         try:
             arrays = _arrays(path, int(stamp[0]) + MOST_BEYOND_SHARD)
             if np.array_equal(arrays["stamp"], stamp):
-                strings = {name: Strings.of(arrays[name], arrays[f"{name}_ends"]) for name in _STRINGS}
-                found = Index(**strings, **{name: arrays[name] for name in _NUMBERS})
+                parts: dict[str, Any] = {name: arrays[name] for name in _NUMBERS}
+                parts |= {name: Strings.of(arrays[name], arrays[f"{name}_ends"]) for name in _STRINGS}
+                found = Index(**parts)
                 if _is_sound(found, int(stamp[0])):
                     return found
         except Exception:  # whatever is wrong with it, it is made anew
             continue
     return None
-
-
-_STRINGS, _NUMBERS = ("names", "texts", "problems"), ("offsets", "sizes", "labels")
 
 
 def _arrays(path: Path, most: int) -> dict[str, npt.NDArray[Any]]:

@@ -22,6 +22,9 @@ def prepare(job: Job) -> dict[str, Any]:
     language = job.name.rpartition("-")[2]
     (file,) = job.packages.values()
     indices = _read(file)
+    missing = {"Packages", "Translation-en", f"Translation-{language}"} - set(indices)
+    if missing:
+        raise ValueError(f"{file.name} lacks {', '.join(sorted(missing))}.")
     digest = hashlib.sha256("\0".join(indices[name] for name in sorted(indices)).encode()).hexdigest()
     sources = dict(_sources(indices["Packages"]))
     translations = _descriptions(indices[f"Translation-{language}"])
