@@ -32,7 +32,8 @@ def test_a_line_is_printed_as_it_is_and_on_one_line(settings):
 
 
 @pytest.mark.parametrize("width", [None, 5, 60])
-def test_whatever_a_table_holds_is_whole(width):
+def test_whatever_a_table_holds_is_whole(width, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
     table = Table("plain", ODD, title=ODD, caption=ODD)
     table.add_column("one line", no_wrap=True)
     table.add_row("words that may go to the next line", ODD, "a line that may not")
@@ -118,7 +119,8 @@ def test_commands_of_images_spare_brackets_and_colons(here, capsys):
         for _ in range(2):  # the second time it is finished already
             out = told("train", "vit", "--out", run, *small)
             assert f"{run} is finished" in out
-            assert f"Next: nomax probe {shlex.quote(run)} " in out
+            assert f"Next: nomax predict {shlex.quote(run)} IMAGE" in out
+            assert f" nomax probe {shlex.quote(run)} " in out
     out = told("train", "vit", "--phi", "softmax", "relu/L", "--parallel", "--out", runs[2], *small)
     assert f"{runs[2]}/softmax is finished" in out
     assert re.search(rf"^ *{re.escape(runs[2])}", out, re.MULTILINE)  # the table's title

@@ -108,7 +108,9 @@ def test_a_plain_install_trains_studies_and_reports(tmp_path: Path) -> None:
         assert done.returncode == 0, f"{command}: {done.stderr or done.stdout}"
         assert "pip install" not in done.stdout + done.stderr
     assert (tmp_path / "page.html").stat().st_size > 0
-    assert list(tmp_path.glob("*.svg")) + list(tmp_path.glob("*.png")), "`nomax rows` should have drawn a figure"
+    assert list((tmp_path / "run").glob("*.svg")) + list((tmp_path / "run").glob("*.png")), (
+        "`nomax rows` should have drawn a figure"
+    )
 
 
 def test_no_test_depends_on_the_clock() -> None:

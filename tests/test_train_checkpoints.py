@@ -175,7 +175,7 @@ def test_an_error_at_the_last_moment_loses_nothing_either(tmp_path, monkeypatch,
     def fail(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(f"nomax.train.files.os.{where}", fail)
+    monkeypatch.setattr(f"nomax._files.os.{where}", fail)
     with pytest.raises(OSError, match="No space left on device"):
         checkpoints.save(tmp_path, 10, state(10), keep=1)
     monkeypatch.undo()

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
 
+from nomax.data.source import DataError as DataError  # where images are read, people look for it here
+
 EXTENSIONS = frozenset({"bmp", "gif", "jpeg", "jpg", "png", "tif", "tiff", "webp"})
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")  # no others are tried, whatever the file claims to be
 MOST_BYTES = 1 << 28
@@ -15,10 +17,6 @@ MOST_PIXELS = 1 << 26  # 8192 × 8192; a small file can claim to hold far more t
 _GREY_16_BIT = ("I;16", "I;16B", "I;16L", "I;16N")
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
-
-
-class DataError(ValueError):
-    """Something is wrong with the data; the message names the file."""
 
 
 class Name:

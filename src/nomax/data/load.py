@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from nomax.data import draws
 from nomax.data.arrays import is_prepared, open_prepared, read_meta
-from nomax.data.images import DataError
 from nomax.data.registry import ENTRIES, Entry, TextEntry, cache_folder
-from nomax.data.source import Source, part
+from nomax.data.source import DataError, Source, part
 from nomax.data.text.entries import TEXTS
 from nomax.data.text.load import paths
 

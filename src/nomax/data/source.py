@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from PIL import Image
 
 
+class DataError(ValueError):
+    """Something is wrong with the data; the message names the file."""
+
+
 class Source(Protocol):
     """One split of a data set: images with labels, by number."""
 

@@ -232,7 +232,7 @@ def push(
     try:
         from huggingface_hub import create_branch, create_repo, upload_folder
     except ImportError:
-        raise ImportError("to push models to the Hugging Face hub: pip install 'nomax[hub]'") from None
+        raise ImportError("to push models to the Hugging Face hub: pip install huggingface_hub") from None
     with tempfile.TemporaryDirectory(prefix="nomax-") as folder:
         if vocabulary is not None:
             shutil.copyfile(vocabulary, Path(folder, VOCABULARY))

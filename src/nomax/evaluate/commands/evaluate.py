@@ -74,7 +74,7 @@ def run(options: Options) -> int:
     if found:
         console.print(_table(options, found))
         for note in dict.fromkeys(entry["note"] for entry in found if entry["note"]):
-            console.print(note, markup=False, highlight=False, soft_wrap=True)
+            console.print(note)
     evaluate_text.show(read, options.smoke, console)
     found += read
     return terminal.output("evaluate", options.output, {"smoke": options.smoke, "results": found}, console)
