@@ -289,7 +289,7 @@ def instructions(name: str) -> Iterator[None]:
 
 def _length(chance: random.Random) -> int:
     """Mostly short, at times across the kernels' blocks of 60, 128, 192 and 512, and at times nothing at all."""
-    most = chance.choices((0, 9, 40, 140, 700), (0.2, 12, 5, 1.5, 0.1))[0]
+    most = chance.choices((0, 9, 40, 140, 700), (0.2, 12, 3, 0.6, 0.04))[0]
     return chance.randint(min(1, most), most)
 
 
