@@ -22,6 +22,8 @@ from torch import Tensor
 EPSILON = 2.0**-24
 PAIR = 2.0**-8  # one rounding to bfloat16
 FUNCTION = 4.0  # roundings of an elementary function, or of a few factors
+HOPELESS = 1e300  # the ratio of what is not even finite, as a number that JSON has
+SMALLEST = 2.0**-125  # a weight below this may have become zero
 UNDERFLOW = 2.0**-120  # what is lost where single precision ends
 
 Bounded = tuple[Tensor, Tensor]  # exact results in float64, and the most that they may be off by before rounding
@@ -140,7 +142,7 @@ def results(p: Problem, rows: bool) -> dict[str, Bounded]:
         row_size = gain * p.grad_sum.abs() + of_log * (log_gain.abs() + logarithms.abs().amax(0) + 1)
         grad_off = grad_off + FUNCTION * EPSILON * row_size
         # A weight that may be zero or not: its logarithm may be that of anything down to the end of single precision.
-        doubtful = (weights > 0).any(0) & ~(weights > 0).all(0)
+        doubtful = (weights > 0).any(0) & ~(weights > SMALLEST).all(0)
         grad_off = grad_off + torch.where(doubtful, row_size + 100 * of_log, 0)
         grad_size = grad_size + row_size
     of_scores = of_weights * slopes
@@ -179,7 +181,7 @@ def worst(got: Tensor, exact: Tensor, bound: Tensor) -> Tensor:
     ratio = torch.where(excess == 0, 0, excess / bound)
     # Beyond the largest number lies infinity; as long as that is where the exact result lies, or may lie, it is right.
     beyond = got.isinf() & (exact.abs() + bound + rounding >= limits.max) & ((exact > 0) == (got > 0))
-    return torch.where(beyond, 0, ratio.nan_to_num(math.inf))
+    return torch.where(beyond, 0, ratio.nan_to_num(nan=HOPELESS, posinf=HOPELESS))
 
 
 def _most(x: Tensor) -> float:

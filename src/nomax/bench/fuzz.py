@@ -111,7 +111,8 @@ def draw(seed: int, number: int, instruction_sets: list[str]) -> Case:
     elif masking == "lower right":
         diagonal = keys - queries
     if masking.startswith("packed"):
-        lengths = tuple([chance.randint(0, most) for _ in range(batch)] for most in (queries, keys))  # type: ignore[assignment]
+        query_lengths, key_lengths = ([chance.randint(0, most) for _ in range(batch)] for most in (queries, keys))
+        lengths = query_lengths, key_lengths
 
     poison: dict[str, Tensor] = {}
     poison_kind = "none" if chance.random() < 0.9 else chance.choice(tuple(POISONS))
@@ -175,8 +176,9 @@ def call(case: Case) -> dict[str, Tensor]:
     }
     torch.default_generator.manual_seed(case.seed)
     if case.lengths is not None:
-        bounds = [torch.tensor([0, *lengths]).cumsum(0) for lengths in case.lengths]
-        result = nomax.varlen_attention(query, key, value, *bounds, is_causal=case.diagonal == 0, **arguments)
+        bounds, key_bounds = (torch.tensor([0, *lengths]).cumsum(0) for lengths in case.lengths)
+        arguments["is_causal"] = case.diagonal == 0
+        result = nomax.varlen_attention(query, key, value, bounds, key_bounds, **arguments)
     elif case.diagonal:
         mask = _lower_right(query.shape[2], key.shape[2])
         result = nomax.attention(query, key, value, mask, **arguments)
@@ -268,7 +270,7 @@ def check(case: Case, found: dict[str, Tensor]) -> dict[str, Tensor]:
             ratio = ratio.masked_fill(reached[name], 0)
             # What a NaN reaches forwards is NaN; backwards a slope of zero may stop it.
             if name == "out" and case.kinds["not finite"] == "NaN":
-                ratio = ratio.masked_fill(reached[name] & ~found[name].isnan(), math.inf)
+                ratio = ratio.masked_fill(reached[name] & ~found[name].isnan(), exact.HOPELESS)
         ratios[name] = ratio
     return ratios
 

@@ -220,9 +220,9 @@ def markdown(record: Record) -> str:
         parts.append("**The test was stopped: this is what was found until then.**")
     parts.append(
         f"{record.calls:,} random calls, {record.gradients:,} of them with gradients, on {record.machine['cpu']} "
-        f"({record.machine['cores']} cores), torch {record.versions['torch']}: {record.numbers:,} numbers were compared "
-        f"with float64, {record.threads_compared:,} calls repeated with two threads; **{len(record.violations)} are "
-        "wrong**."
+        f"({record.machine['cores']} cores), torch {record.versions['torch']}: {record.numbers:,} numbers were "
+        f"compared with float64, {record.threads_compared:,} calls repeated with two threads; "
+        f"**{len(record.violations)} are wrong**."
     )
     places = {tuple(place.split(", ")) for place in record.worst}
     rows = [
