@@ -128,6 +128,18 @@ def test_a_query_that_sees_no_key_is_exactly_zero_with_zero_gradients(activation
 
 @on_every_backend
 @pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_without_keys_even_a_query_that_is_not_finite_gets_zero(activation, backend):
+    query, key, value = tensors(keys=0)
+    query[:, :, 1], query[:, :, 2] = math.nan, math.inf
+    query.requires_grad_()
+    out = nomax.attention(query, key, value, phi=f"{activation}/L", backend=backend)
+    assert (out == 0).all()
+    out.sum().backward()
+    assert (query.grad == 0).all()
+
+
+@on_every_backend
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_hidden_keys_get_no_gradient_and_do_no_harm(activation, backend):
     query, key, value = tensors()
     key[:, :, 3], value[:, :, 3] = 1e4, 1e4

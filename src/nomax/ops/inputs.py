@@ -81,7 +81,7 @@ def packed(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None) 
             raise ValueError(f"{name} has {x.shape[0]} sequences, but query has {query.shape[0]}.")
         x = x.transpose(1, 2) if x.dim() == 4 else x.unsqueeze(2)
         x = x.contiguous()  # leaves out what is between the sequences that torch.nested.narrow takes
-        parts.append((x.values(), x.offsets()))
+        parts.append((x.values(), x.offsets()))  # type: ignore[attr-defined]
     if not torch.equal(parts[1][1], parts[2][1]):
         raise ValueError("key and value must have sequences of the same lengths.")
     return parts

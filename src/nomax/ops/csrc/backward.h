@@ -72,9 +72,9 @@ template <class H> struct Differentiate {
       h = where(visible, h);
       Vec weight = h * row.gain, grad = load(g + j) * row.gain;
       if (p.dropout > 0) {
-        const Int places = keys.original(first + j);
-        weight = dropout.thin(row, places, weight);
-        grad = dropout.thin(row, places, grad);
+        const Int kept = Dropout::kept(dropout, row, keys.original(first + j));
+        weight = Dropout::thin(dropout, kept, weight);
+        grad = Dropout::thin(dropout, kept, grad);
       }
       if (of_rows.log != 0)
         grad += OfRows::gradient<true>(of_rows, h);
@@ -282,7 +282,8 @@ template <class Element> static bool try_backward(const Problem& p, const Task& 
   const Source value_source = source(p.value, s.batch, task.head, s.key, keys.index);
   const Dropout dropout(p);
   memory.tile.careful = careful;
-  bool mixed = false, finite = true;
+  bool mixed = false;
+  Vec zeros{};
 
   float* grad_query = task.partial ? task.partial : memory.grad_query;
   memset(grad_query, 0, group * s.queries * width * sizeof(float));
@@ -304,21 +305,21 @@ template <class Element> static bool try_backward(const Problem& p, const Task& 
         memory.tile.add_query_gradient(p, memory.block, grad_query + ((head - first_head) * s.queries + r) * width);
         mixed |= memory.tile.strangers;
       }
-    if (mixed)
-      finite &= all_finite(memory.grad_key, count, width) && all_finite(memory.grad_value, count, value_width);
     for (int64_t j = 0; j < count; j++) {
       const int64_t place = s.key + keys.place(k + j);
+      if (mixed)
+        zeros += zeros_of(memory.grad_key + j * width, width) + zeros_of(memory.grad_value + j * value_width, value_width);
       write_row(memory.grad_key + j * width, p.scale, p.dim, at(p.grad_key, s.batch, task.head, place), p.grad_key.type,
                 0, p.grad_key.column);
       write_row(memory.grad_value + j * value_width, 1, p.value_dim, at(p.grad_value, s.batch, task.head, place),
                 p.grad_value.type, 0, p.grad_value.column);
     }
   }
-  if (mixed && !careful && !(finite && all_finite(grad_query, group * s.queries, width))) return false;
-  if (task.partial) return true;
-  for (int64_t head = 0; head < group; head++)
-    write_query_gradient(p, s, first_head + head, grad_query + head * s.queries * width, 0, s.queries);
-  return true;
+  if (mixed) zeros += zeros_of(grad_query, group * s.queries * width);
+  if (!task.partial)
+    for (int64_t head = 0; head < group; head++)
+      write_query_gradient(p, s, first_head + head, grad_query + head * s.queries * width, 0, s.queries);
+  return careful || total(zeros) == 0;
 }
 
 template <class Element> static void backward_keys(const Problem& p, const Task& task, void* workspace) {

@@ -419,6 +419,7 @@ Tensor attend_linear(Tensor query, Tensor key, Tensor value, double factor, Opti
     p.gain = *static_cast<const float*>(gain->data_ptr());
   }
   if (!out.numel()) return out;
+  if (!p.keys) return torch::stable::zero_(out);      // a product with a query that is not finite would not be zero
   p.shares = std::max(int64_t(1), pieces(p.keys, PIECE));
   const int64_t state = product(p.dim, k.width(p.value_dim)), group = p.heads / p.key_heads;
   const int64_t state_bytes = product(product(p.shares, state), int64_t(sizeof(float)));      // of one head

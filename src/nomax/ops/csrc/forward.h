@@ -93,7 +93,10 @@ template <class Element> struct Weigh {
           sum += h;
           log_sum += times_logarithm(h);
         }
-        if (w.p.dropout > 0) h = w.dropout.thin(row, w.keys.original(w.first + j), h);
+        if (w.p.dropout > 0) {
+          const Int kept = Dropout::kept(w.dropout, row, w.keys.original(w.first + j));
+          h = Dropout::thin(w.dropout, kept, h);
+        }
         put_weights(weights, j, h);
       }
       if (w.row_sum) add_to_rows(w, r, sum, log_sum);
@@ -207,10 +210,10 @@ template <class Element> static bool try_forward(const Problem& p, const Task& t
                            elements<Element>(seen), memory.sums + r * width, width);
     }
   }
-  if (mixed && !careful && !all_finite(memory.sums, task.count, width)) return false;
-
+  Vec zeros{};
   for (int64_t r = 0; r < task.count; r++) {
     const Row& row = memory.rows[r];
+    if (mixed) zeros += zeros_of(memory.sums + r * width, width);
     write_row(memory.sums + r * width, row.gain * (bare ? p.scale : 1.0f), p.value_dim,
               at(p.out, s.batch, row.head, row.query), p.out.type, 0, p.out.column);
     if (p.row_sum) {
@@ -219,7 +222,7 @@ template <class Element> static bool try_forward(const Problem& p, const Task& t
       p.row_log[place] = total(load(memory.row_log + r * W));
     }
   }
-  return true;
+  return careful || total(zeros) == 0;
 }
 
 template <class Element> static void forward_rows(const Problem& p, const Task& task, void* workspace) {

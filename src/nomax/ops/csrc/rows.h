@@ -63,10 +63,12 @@ struct Dropout {
     factor = p.dropout < 1 ? float(1 / (1 - p.dropout)) : 0;
   }
 
-  // x/(1-p) where the coin says keep, and 0 elsewhere: also for a NaN.
-  Vec thin(const Row& r, Int key, Vec x) const { return where(kept(r, key), x * factor); }
+  NOMAX_INLINE Int kept(const Dropout& d, const Row& r, Int key) {
+    return mix(mix((Bits)key ^ r.coin) + r.second_coin) >= d.threshold;
+  }
 
-  Int kept(const Row& r, Int key) const { return mix(mix((Bits)key ^ r.coin) + r.second_coin) >= threshold; }
+  // x/(1-p) where the coin says keep, and 0 elsewhere: also for a NaN.
+  NOMAX_INLINE Vec thin(const Dropout& d, Int kept, Vec x) { return where(kept, x * d.factor); }
 };
 
 // Numbers up to this one hide their key: false, or what is as low as its type can say.
