@@ -84,6 +84,12 @@ def test_an_error_may_be_twice_that_of_plain_pytorch_in_every_part(error: float,
     assert ("off by" in check.reason()) != right
 
 
+def test_a_check_that_compared_nothing_is_not_passed() -> None:
+    check = Check("shape", "float32", "name")
+    assert not check.right
+    assert check.reason() == "nothing was compared"
+
+
 @dataclass(frozen=True)
 class Toy(ThreadedOptions):
     """A bench of nothing, with one more number."""

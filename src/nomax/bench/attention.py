@@ -12,7 +12,7 @@ from rich.text import Text
 from torch import Tensor
 
 from nomax.bench import harness, tables
-from nomax.bench.figures import SpeedupFigure
+from nomax.bench.figures import speedup_figure
 from nomax.bench.harness import Bench, Run, known, run_bench
 from nomax.bench.peers import (
     BACKWARD,
@@ -243,7 +243,7 @@ def _shape_tables(results: Results, shape: Shape) -> Group:
         ]
         for case in cases
     ]
-    peers = [f"vs\n{name}" for name in PEER_NAMES.values()]
+    peers = [f"vs {name}" for name in PEER_NAMES.values()]
     parts.append(_table(cases, ["time", "GFLOP/s", "of\npeak", *peers], main))
     phis = dict.fromkeys(name for case in cases for name in case.samples if name in case.ours[1:])
     more = {f"{phi}\nvs SDPA": (phi, "sdpa") for phi in phis}
@@ -310,8 +310,7 @@ def _row(results: Results, name: str, dtype: str, mode: str, threads: list[int])
 def draw(results: Results) -> str:
     """Draw how many times as fast as softmax attention we are, shape by shape."""
     shapes = list(dict.fromkeys(case.shape for case in results.cases if case.shape != "tiny"))
-    figure = SpeedupFigure(TITLE, ("sdpa", "SDPA"), GOALS, (FORWARD, BACKWARD))
-    return figure.draw(results, shapes)
+    return speedup_figure(TITLE, results, GOALS, peer=("sdpa", "SDPA"), shapes=shapes, modes=(FORWARD, BACKWARD))
 
 
 BENCH = Bench("attention", _measure, report, GOALS, draw)

@@ -59,86 +59,85 @@ def _goals_in_words(goals: Sequence[Goal], results: Results) -> str:
     return " ".join(sentences)
 
 
-class SpeedupFigure:
-    """Bars that show how many times as fast as one peer we are: a panel for each dtype, a row for each shape."""
+def speedup_figure(
+    title: str,
+    results: Results,
+    goals: Sequence[Goal],
+    *,
+    peer: tuple[str, str],
+    shapes: Sequence[str],
+    modes: tuple[str, str],
+) -> str:
+    """Draw how many times as fast as a peer, given with its name, ours is: a panel per dtype, a row per shape."""
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
-    def __init__(self, title: str, peer: tuple[str, str], goals: Sequence[Goal], modes: tuple[str, str]) -> None:
-        self.title, self.goals, self.modes = title, goals, modes
-        self.peer, self.peer_name = peer
+    speedups = {
+        (case.shape, case.dtype, case.mode, case.threads): case.speedup(case.ours[0], peer[0])
+        for case in results.cases
+        if case.shape in shapes
+    }
+    threads = sorted({case.threads for case in results.cases}) or [1]
+    dtypes = list(dict.fromkeys(case.dtype for case in results.cases)) or ["float32"]
+    colour = _colours.of(results.cases[0].ours[0] if results.cases else "").light
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9.5, 1.7 + 0.52 * max(len(shapes), 2)), layout="constrained")
+        axes = figure.subplots(1, len(dtypes), sharey=True, squeeze=False)[0]
+        for axis, dtype in zip(axes, dtypes, strict=True):
+            largest = 1.0
+            for row, shape in enumerate(shapes):
+                for place, mode in enumerate(modes):
+                    drawn = [speedups.get((shape, dtype, mode, count)) for count in threads]
+                    bound = None if results.smoke else _bound(goals, peer[0], (shape, dtype, mode))
+                    largest = max(largest, _draw_bar(axis, (row, place), drawn, bound, colour))
+            axis.axvline(1, color=INK.light, lw=1, zorder=5)
+            axis.set_title(dtype, fontsize=11)
+            _scale(axis, largest, f"times as fast as {peer[1]}")
+        axes[0].set_yticks(range(len(shapes)), shapes)
+        axes[0].set_ylim(len(shapes) - 0.4, -0.6)
 
-    def draw(self, results: Results, shapes: Sequence[str]) -> str:
-        """Draw some shapes of a run."""
-        import matplotlib
-        from matplotlib.figure import Figure
-        from matplotlib.lines import Line2D
-        from matplotlib.patches import Patch
+        first, *more = [counted(count, "thread") for count in threads]
+        handles: list[Any] = [
+            Patch(color=colour, alpha=strength, lw=0, label=f"{mode}, {first}")
+            for mode, strength in zip(modes, STRENGTHS, strict=True)
+        ]
+        if more:
+            handles.append(Line2D([], [], ls="", marker="o", ms=5, mfc=PAPER.light, mec=INK.light, label=more[-1]))
+        handles.append(Line2D([], [], ls="", marker="|", ms=11, mew=2, color=BAD.light, label="goal"))
+        words = [f"How many times as fast as {peer[1]} ours is."]
+        for (*setting, count), speedup in speedups.items():
+            if speedup is not None:
+                words.append(f"{', '.join(map(str, setting))}, {counted(count, 'thread')}: {speedup:.2f}.")
+        return _finished(figure, title, handles, results, " ".join(words))
 
-        cases = [case for case in results.cases if case.shape in shapes]
-        threads = sorted({case.threads for case in cases}) or [1]
-        dtypes = list(dict.fromkeys(case.dtype for case in cases)) or ["float32"]
-        colour = _colours.of(cases[0].ours[0] if cases else "").light
-        with matplotlib.rc_context(STYLE):
-            figure = Figure(figsize=(9.5, 1.7 + 0.52 * max(len(shapes), 2)), layout="constrained")
-            axes = figure.subplots(1, len(dtypes), sharey=True, squeeze=False)[0]
-            for axis, dtype in zip(axes, dtypes, strict=True):
-                largest = 1.0
-                for row, shape in enumerate(shapes):
-                    for place, mode in enumerate(self.modes):
-                        speedups = [self._speedup(results, shape, dtype, mode, count) for count in threads]
-                        bound = None if results.smoke else self._bound(shape, dtype, mode)
-                        largest = max(largest, self._draw_bar(axis, (row, place), speedups, bound, colour))
-                axis.axvline(1, color=INK.light, lw=1, zorder=5)
-                axis.set_title(dtype, fontsize=11)
-                _scale(axis, largest, f"times as fast as {self.peer_name}")
-            axes[0].set_yticks(range(len(shapes)), shapes)
-            axes[0].set_ylim(len(shapes) - 0.4, -0.6)
 
-            first, *more = [counted(count, "thread") for count in threads]
-            handles: list[Any] = [
-                Patch(color=colour, alpha=strength, lw=0, label=f"{mode}, {first}")
-                for mode, strength in zip(self.modes, STRENGTHS, strict=True)
-            ]
-            if more:
-                dot = Line2D([], [], ls="", marker="o", ms=5, mfc=PAPER.light, mec=INK.light, label=more[-1])
-                handles.append(dot)
-            handles.append(Line2D([], [], ls="", marker="|", ms=11, mew=2, color=BAD.light, label="goal"))
-            speedups_in_words = [
-                f"{case.label()}: {speedup:.2f}."
-                for case in cases
-                if (speedup := case.speedup(case.ours[0], self.peer))
-            ]
-            words = " ".join([f"How many times as fast as {self.peer_name} ours is.", *speedups_in_words])
-            return _finished(figure, self.title, handles, results, words)
+def _draw_bar(
+    axis: Any, place: tuple[int, int], speedups: list[float | None], bound: float | None, colour: str
+) -> float:
+    """Draw the bar of the fewest threads and the dot of the most; return the largest number drawn."""
+    measured = [speedup for speedup in speedups if speedup is not None]
+    if not measured:
+        return 0.0
+    row, mode = place
+    height = 0.36
+    y = row + (height / 2 if mode else -height / 2)
+    axis.barh(y, speedups[0] or 0, height * 0.92, color=colour, alpha=STRENGTHS[mode], lw=0, zorder=2)
+    if len(speedups) > 1 and speedups[-1] is not None:
+        axis.plot(speedups[-1], y, "o", ms=5, mfc=PAPER.light, mec=INK.light, zorder=4)
+    if bound is not None:
+        axis.plot(bound, y, "|", ms=11, mew=2, color=BAD.light, zorder=3)
+    if speedups[0] is not None:
+        settings: dict[str, Any] = {"textcoords": "offset points", "va": "center", "zorder": 6}
+        axis.annotate(f"{speedups[0]:.2f}", (0, y), (4, -0.5), fontsize=8.5, color=LETTERS[mode], **settings)
+    return max(*measured, bound or 0.0)
 
-    def _draw_bar(
-        self, axis: Any, place: tuple[int, int], speedups: list[float | None], bound: float | None, colour: str
-    ) -> float:
-        """Draw the bar of one thread and the dot of the most threads; return the largest number drawn."""
-        measured = [speedup for speedup in speedups if speedup is not None]
-        if not measured:
-            return 0.0
-        row, mode = place
-        height = 0.36
-        y = row + (height / 2 if mode else -height / 2)
-        axis.barh(y, speedups[0] or 0, height * 0.92, color=colour, alpha=STRENGTHS[mode], lw=0, zorder=2)
-        if len(speedups) > 1 and speedups[-1] is not None:
-            axis.plot(speedups[-1], y, "o", ms=5, mfc=PAPER.light, mec=INK.light, zorder=4)
-        if bound is not None:
-            axis.plot(bound, y, "|", ms=11, mew=2, color=BAD.light, zorder=3)
-        if speedups[0] is not None:
-            settings: dict[str, Any] = {"textcoords": "offset points", "va": "center", "zorder": 6}
-            axis.annotate(f"{speedups[0]:.2f}", (0, y), (4, -0.5), fontsize=8.5, color=LETTERS[mode], **settings)
-        return max(*measured, bound or 0.0)
 
-    def _speedup(self, results: Results, shape: str, dtype: str, mode: str, threads: int) -> float | None:
-        case = results.case(shape, dtype, mode, threads)
-        return case.speedup(case.ours[0], self.peer) if case else None
-
-    def _bound(self, shape: str, dtype: str, mode: str) -> float | None:
-        for goal in self.goals:
-            if (goal.quantity, goal.peer, goal.ours) == ("speedup", self.peer, ()) and goal.about(shape, dtype, mode):
-                return goal.bound
-        return None
+def _bound(goals: Sequence[Goal], peer: str, case: tuple[str, str, str]) -> float | None:
+    """Return the speed-up over a peer that is wanted for a shape, dtype and mode, if one is."""
+    wanted = [goal for goal in goals if (goal.quantity, goal.peer, goal.ours) == ("speedup", peer, ())]
+    return next((goal.bound for goal in wanted if goal.about(*case)), None)
 
 
 def _scale(axis: Any, largest: float, label: str) -> None:

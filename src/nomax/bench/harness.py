@@ -6,7 +6,6 @@ A subject is one file: its Options, its goals, and a Bench of `measure` and `rep
 import ctypes
 import dataclasses
 import gc
-import json
 import math
 import os
 import subprocess
@@ -49,7 +48,7 @@ class Options:
     load_limit: float = 0.5
     """Refuse to start while the machine is busier than this (its load average over the last minute)."""
     smoke: bool = False
-    """Try it on toy sizes, with the first dtype and number of threads, in seconds: shows only that it works."""
+    """Try it on toy sizes, with the first of several settings, in seconds: shows only that it works."""
 
     def validate(self) -> None:
         """Raise an error that says what is wrong with the options, or which package is missing."""
@@ -102,16 +101,17 @@ class Run:
 
     def race(self, case: Case, calls: Mapping[str, Callable[[], Any]]) -> None:
         """Time calls against each other; the case gets their seconds, and the results the case."""
-        torch.set_num_threads(case.threads)
-        with self.step(case.label()):
-            case.samples = race(calls, self._options.rounds, 1e-4 if self._options.smoke else 0.02)
-        self.results.cases.append(case)
+        least_seconds = 1e-4 if self._options.smoke else 0.02
+        self._measure(case, lambda: race(calls, self._options.rounds, least_seconds))
 
     def take_turns(self, case: Case, samplers: Mapping[str, Callable[[], float]]) -> None:
         """Do the same for participants that return the seconds that count."""
+        self._measure(case, lambda: take_turns(samplers, dict.fromkeys(samplers, self._options.rounds)))
+
+    def _measure(self, case: Case, samples: Callable[[], dict[str, list[float]]]) -> None:
         torch.set_num_threads(case.threads)
         with self.step(case.label()):
-            case.samples = take_turns(samplers, dict.fromkeys(samplers, self._options.rounds))
+            case.samples = samples()
         self.results.cases.append(case)
 
     def note_versions(self, *packages: str) -> None:
@@ -253,7 +253,7 @@ def _repeats(call: Callable[[], Any], first: float, least_seconds: float) -> int
 
 def bytes_in_a_fresh_process(function: Callable[..., int], *arguments: str | int) -> int | str:
     """Return what a function returns in a process of its own, where nothing has left memory behind, or why it fails."""
-    call = f"from {function.__module__} import {function.__name__} as f; print(f(*{json.dumps(arguments)}))"
+    call = f"from {function.__module__} import {function.__name__} as f; print(f(*{arguments!r}))"
     process = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True)
     if process.returncode != 0:
         lines = process.stderr.strip().splitlines()

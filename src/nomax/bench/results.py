@@ -34,8 +34,11 @@ class Check:
 
     @property
     def right(self) -> bool:
-        """Say if all errors are allowed; a NaN never is."""
-        return self.failure is None and all(self.error[name] <= self.allowed[name] for name in self.error)
+        """Say if something was compared and all errors are allowed; a NaN never is."""
+        return not self.failure and bool(self.error) and not self._wrong()
+
+    def _wrong(self) -> list[str]:
+        return [name for name in self.error if not self.error[name] <= self.allowed[name]]
 
     def compare(self, mine: Tensors, plain: Tensors, exact: Tensors, *, roundings: int = 1) -> None:
         """Compare tensors by name with float64's: our error may be twice that of plain PyTorch in the same precision.
@@ -56,10 +59,10 @@ class Check:
 
     def reason(self) -> str:
         """Say in words what is wrong."""
-        if self.failure:
-            return self.failure
-        wrong = [name for name in self.error if not self.error[name] <= self.allowed[name]]
-        return ", ".join(f"{name} off by {self.error[name]:.2g} (allowed {self.allowed[name]:.2g})" for name in wrong)
+        if self.failure or not self.error:
+            return self.failure or "nothing was compared"
+        errors = ((name, self.error[name], self.allowed[name]) for name in self._wrong())
+        return ", ".join(f"{name} off by {error:.2g} (allowed {allowed:.2g})" for name, error, allowed in errors)
 
     def __str__(self) -> str:
         return f"{self.shape}, {self.dtype}, {self.name}: {self.reason()}"

@@ -34,7 +34,7 @@ def terminal_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title:
     """Return a table for the terminal; the first columns, so many, hold words, the others numbers."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", title=f"\n{title}" if title else None)
     for place, column in enumerate(columns):
-        table.add_column(column, justify="left" if place < words else "right", no_wrap=True)
+        table.add_column(column.replace("vs ", "vs\n"), justify="left" if place < words else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     return table

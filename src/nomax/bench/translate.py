@@ -350,9 +350,8 @@ def _row(case: Case) -> list[str]:
 
 
 def _table(shape: str, results: Results) -> RenderableType:
-    columns = ["mode", "thr.", *(column.replace("vs ", "vs\n") for column in COLUMNS)]
     rows = [[case.mode, str(case.threads), *_row(case)] for case in results.cases if case.shape == shape]
-    return tables.terminal_table(columns, rows, f"{shape} tokens", words=1)
+    return tables.terminal_table(["mode", "thr.", *COLUMNS], rows, f"{shape} tokens", words=1)
 
 
 def report(results: Results) -> list[str]:

@@ -96,9 +96,8 @@ def _measure(options: Options, run: Run) -> Iterator[RenderableType]:
                     calls = {who: _call(model, images, labels, case) for who, model in participants.items()}
                     run.race(case, calls)
         cases = [case for case in run.results.cases if case.shape == name]
-        columns = ["relu/L\nimages/s", "timm\nimages/s", "vs\ntimm", "vs our\nsoftmax", "limit"]
         rows = [[case.dtype, case.mode, str(case.threads), *_row(case)] for case in cases]
-        yield tables.terminal_table(["dtype", "mode", "thr.", *columns], rows, f"ViT-{name}, {len(images)} images")
+        yield tables.terminal_table(["dtype", "mode", "thr.", *COLUMNS], rows, f"ViT-{name}, {len(images)} images")
 
 
 def _prepare(name: str, smoke: bool) -> tuple[dict[str, Any], Tensor, Tensor]:
