@@ -194,7 +194,7 @@ def difference(source: Source, augment: Augment, count: int = 16) -> float:
 
 @dataclass(frozen=True)
 class Loading:
-    """How much a sample loads, and with how many worker processes."""
+    """The amount that a sample loads, and the number of its worker processes."""
 
     steps: int
     batch_size: int

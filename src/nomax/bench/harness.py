@@ -1,4 +1,4 @@
-"""How every bench runs: its options, its checks and races, and the files that it writes.
+"""Run a bench: its options, its checks and races, and the files that it writes.
 
 A subject is one file: its Options, its goals, and a Bench of `measure` and `report`, handed to `run_bench`.
 """

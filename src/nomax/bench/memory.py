@@ -62,9 +62,9 @@ class Options(harness.ThreadedOptions):
     tokens: tuple[int, ...] = TOKENS
     """Numbers of tokens in a call."""
     phis: tuple[Literal["relu", "softmax"], ...] = PHIS
-    """How scores become weights."""
+    """The functions that make weights of scores."""
     modes: tuple[Literal["inference", "training"], ...] = MODES
-    """What is done with the tokens."""
+    """The work: inference, training, or both."""
     dim: int = 256
     """Width of tokens, keys and values."""
 

@@ -84,7 +84,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Inputs:
-    """What every participant gets: contiguous tensors, and the mask in the forms that peers take it."""
+    """The inputs of every participant: contiguous tensors, and the mask in the forms that peers take it."""
 
     query: Tensor  # [B, H, L, D]
     key: Tensor  # [B, H, K, D]

@@ -1,4 +1,4 @@
-"""What a bench has measured, as the plain data of its JSON file: checks, cases, peak memory, and how goals were met."""
+"""The results of a bench, as the plain data of its JSON file: checks, cases, peak memory, and goals with verdicts."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -142,7 +142,7 @@ class Case:
 
 @dataclass
 class PeakMemory:
-    """What one call added to its process at the peak, results included, or why that is not known."""
+    """The bytes that one call added to its process at the peak, results included, or why they are not known."""
 
     participant: str
     mode: str

@@ -84,7 +84,7 @@ class Options(harness.ThreadedOptions):
     sentences: tuple[int, ...] = (32, 128)
     """Lengths of sentences in tokens, for decoding: those of the source and of the translation."""
     modes: tuple[Literal["training", "inference", "decoding"], ...] = ("training", "inference", "decoding")
-    """What is done with the text."""
+    """The work: training, inference and decoding, or some of them."""
     layers: int = 6
     """Of the encoder, and as many of the decoder."""
     dim: int = 256

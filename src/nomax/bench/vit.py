@@ -63,7 +63,7 @@ class Options(harness.ThreadedOptions):
     dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
     """Precisions, one after the other."""
     modes: tuple[Literal["inference", "training"], ...] = (INFERENCE, TRAINING)
-    """What is done with the images."""
+    """The work: inference, training, or both."""
     threads: tuple[int, ...] = (2,)
     """Numbers of threads to measure with, one after the other."""
 
