@@ -39,7 +39,7 @@ COMMANDS = {
     "bench vit": ("nomax.bench.vit", "measure the speed of the ViT against timm's"),
     "bench data": ("nomax.bench.data", "measure the input pipeline against torchvision's"),
     "bench translate": ("nomax.bench.translate", "measure ReLUFormer against softmax, entmax and Marian"),
-    "bench memory": ("nomax.bench.memory_layer", "measure memories of many slots against plain PyTorch"),
+    "bench memory": ("nomax.bench.memory", "measure memories of many slots against plain PyTorch"),
     "bench probe": ("nomax.bench.probe", "measure the few-shot probe against scikit-learn's ridge classifier"),
 }
 

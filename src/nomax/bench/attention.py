@@ -1,25 +1,39 @@
-"""`nomax bench attention`: check, then race our operation against its peers, and write down all that was found."""
+"""`nomax bench attention`: one call of our operation against its peers, in speed and in memory."""
 
 import dataclasses
-import os
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, Self
 
 import torch
+from rich.console import Group, RenderableType
 from rich.text import Text
+from torch import Tensor
 
-from nomax.bench import figure, goals, memory, peak, tables
-from nomax.bench.frame import check_load, known, now, progress_bar, results_folder, threads_restored
-from nomax.bench.gate import check
-from nomax.bench.machine import load, machine, versions
-from nomax.bench.peers import PEERS, ours, step
-from nomax.bench.race import race
-from nomax.bench.results import OURS, UNCAUSAL, Case, Results, write
-from nomax.bench.shapes import BACKWARD, FORWARD, INFERENCE, SHAPES, Inputs, Shape, make_inputs
-from nomax.console import Console, Progress
+from nomax.bench import harness, tables
+from nomax.bench.figures import speedup_figure
+from nomax.bench.harness import Bench, Run, known, run_bench
+from nomax.bench.peers import (
+    BACKWARD,
+    FORWARD,
+    INFERENCE,
+    OURS,
+    PEERS,
+    SHAPES,
+    UNCAUSAL,
+    Attention,
+    Inputs,
+    Shape,
+    eager,
+    make_inputs,
+    ours,
+    peak_flop,
+    sdpa,
+    step,
+)
+from nomax.bench.results import CannotMeasureError, Case, Check, Goal, PeakMemory, Results
+from nomax.bench.tables import markdown_table, seconds, terminal_table, times
 from nomax.phi import Phi
 
 GRAD_MODES: dict[str, Callable[[], Any]] = {
@@ -29,10 +43,45 @@ GRAD_MODES: dict[str, Callable[[], Any]] = {
 }
 OTHER_PHIS_FROM = 197  # keys; below, the activation is not what takes the time
 LARGEST_DIFFERENCE = 0.05  # of a peer that claims to compute relu/L; bfloat16's roundings stay well below
+PEER_NAMES = {"sdpa": "SDPA", "eager": "eager", "compiled": "compiled", "flex": "Flex"}
+TITLE = "Attention without softmax: speed relative to PyTorch’s softmax attention"
+# Peak memory is that of one long call, as a share of the matrix of weights that it must never hold.
+MEMORY_LENGTH = 16_384
+MEMORY_SETTINGS = [(participant, mode) for participant in (OURS, "sdpa") for mode in (FORWARD, BACKWARD)]
+
+F32, BF16 = ("float32",), ("bfloat16",)
+VIT, LONG = ("S/32", "S/16", "S/8", "B/16"), ("long-2049", "long-4096")
+FROM_197 = ("S/16", "S/8", "B/16", *LONG, "causal-1024", "padded")
+FROM_785 = ("S/8", *LONG, "causal-1024")
+EVERY = tuple(name for name in SHAPES if name != "tiny")
+SMOOTH = ("gelu/L", "sigmoid/L", "softplus/L", "silu/L")
+# fmt: off
+GOALS = (
+    Goal("float32 against SDPA, S/32", "speedup", 1.4, FORWARD, "sdpa", ("S/32",), F32),
+    Goal("float32 against SDPA, other ViT and long", "speedup", 1.3, FORWARD, "sdpa", (*VIT[1:], *LONG), F32),
+    Goal("float32 against SDPA, ViT and long", "speedup", 1.25, BACKWARD, "sdpa", (*VIT, *LONG), F32),
+    Goal("bfloat16 against SDPA, L ≥ 785", "speedup", 2.4, FORWARD, "sdpa", ("S/8", *LONG), BF16),
+    Goal("bfloat16 against SDPA, L < 785", "speedup", 2.0, FORWARD, "sdpa", ("S/32", "S/16", "B/16"), BF16),
+    Goal("bfloat16 against SDPA, ViT and long", "speedup", 2.0, BACKWARD, "sdpa", (*VIT, *LONG), BF16),
+    Goal("against eager ReLU, every shape", "speedup", 1.0, FORWARD, "eager", EVERY),
+    Goal("against eager ReLU, every shape", "speedup", 1.0, BACKWARD, "eager", EVERY),
+    Goal("float32 against eager ReLU, L ≥ 785", "speedup", 2.5, FORWARD, "eager", FROM_785, F32),
+    Goal("float32 against eager ReLU, L ≥ 785", "speedup", 2.0, BACKWARD, "eager", FROM_785, F32),
+    Goal("float32 share of the FMA peak, L ≥ 785", "peak share", 0.85, FORWARD, "peak", ("S/8", *LONG), F32),
+    Goal("causal against not causal, time", "time", 0.6, FORWARD, UNCAUSAL, ("causal-1024",)),
+    Goal("causal against not causal, time", "time", 0.65, BACKWARD, UNCAUSAL, ("causal-1024",)),
+    Goal("smooth activations against SDPA, L ≥ 197", "speedup", 1.0, FORWARD, "sdpa", FROM_197, ours=SMOOTH),
+    Goal("smooth activations against SDPA, L ≥ 197", "speedup", 1.0, BACKWARD, "sdpa", FROM_197, ours=SMOOTH),
+    Goal("memory of a call at L = 16,384, of the L×L matrix", "memory share", 0.05, FORWARD, ours=(OURS,)),
+    Goal("memory of a call at L = 16,384, of the L×L matrix", "memory share", 0.05, BACKWARD, ours=(OURS,)),
+    Goal("time of a tiny call against SDPA's", "time", 2.0, FORWARD, "sdpa", ("tiny",)),
+    Goal("time of a tiny call against SDPA's", "time", 2.0, INFERENCE, "sdpa", ("tiny",)),
+)
+# fmt: on
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(harness.ThreadedOptions):
     """Measure the speed of nomax.attention against its peers on this machine's CPU, and its memory.
 
     Correctness comes first: a shape on which nomax is wrong by more than twice the error of plain PyTorch in the same
@@ -47,173 +96,222 @@ class Options:
     """ViT-S/32, S/16, S/8 and ViT-B/16, long and causal sequences, a padded batch, a decode step, a tiny call."""
     dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
     """Precisions of query, key and value."""
-    threads: tuple[int, ...] = (1, 2) if (os.cpu_count() or 1) > 1 else (1,)
-    """Numbers of threads to measure with, one after the other."""
     peers: tuple[str, ...] = tuple(PEERS)
     """sdpa: softmax; eager, compiled: relu/L in PyTorch; flex: FlexAttention in log space; peak: the core's limit."""
-    phis: tuple[str, ...] = ("gelu/L", "sigmoid/L", "softplus/L", "silu/L", "identity/L")
+    phis: tuple[str, ...] = (*SMOOTH, "identity/L")
     """Other activations of ours, measured beside relu/L where there are at least 197 queries."""
     rounds: int = 7
     """Samples of every participant; the best counts. Each lasts at least about 20 ms."""
     memory: bool = True
     """Measure the peak memory of a call with 16,384 keys, too."""
-    output: Path | None = None
-    """Folder for the results; if not given, benchmarks/results below the current folder."""
-    load_limit: float = 0.5
-    """Refuse to start while the machine is busier than this (its load average over the last minute)."""
-    smoke: bool = False
-    """Try it on toy sizes, with the first dtype, number of threads and φ, in seconds: shows only that it works."""
+
+    def validate(self) -> None:
+        for name in self.shapes:
+            known("shape", name, SHAPES)
+        for name in self.peers:
+            known("peer", name, PEERS)
+        for phi in self.phis:
+            parsed = Phi.parse(phi)
+            if str(parsed) != f"{parsed.activation}/L" or parsed.activation == "softmax":
+                remedy = f"activations are compared at the same scale; write {parsed.activation}/L."
+                raise ValueError(f"--phis {phi}: {remedy}")
+
+    def shrunk(self) -> Self:
+        return dataclasses.replace(super().shrunk(), dtypes=self.dtypes[:1], phis=self.phis[:1])
 
 
-def run(options: Options) -> int:
-    """Return 0 if all is right, 1 if a result was wrong, 2 if the options cannot be served, 130 if it was stopped."""
-    try:
-        shapes = _check(options)
-    except ValueError as error:
-        print(f"nomax bench attention: {error}", file=sys.stderr)
-        return 2
-    if options.smoke:
-        first = {name: getattr(options, name)[:1] for name in ("dtypes", "threads", "phis")}
-        options = dataclasses.replace(options, **first, rounds=2)
-    console = Console()
-    output = results_folder(options.output)
-    results = Results(
-        options=dataclasses.asdict(options) | {"output": None},
-        machine=machine(),
-        versions=versions(),
-        shapes=shapes,
-        started=now(),
-        smoke=options.smoke,
-        load_before=load(),
-    )
-    stopped = False
-    with progress_bar(console) as progress, threads_restored():
-        try:
-            for done in _measure(options, shapes, results, progress):
-                console.print(done)
-                write(output / "attention.json", results.json())
-            results.finished = now()
-        except KeyboardInterrupt:
-            stopped = True
-
-    results.load_after = load()
-    results.goals = [goals.judge(goal, results) for goal in goals.GOALS]
-    console.print(tables.goal_table(results))
-    _write_all(output, results, console)
-    for gate in results.red():
-        where = f" {gate.shape}, {gate.dtype}, {gate.name}: {gate.reason()}"
-        console.print(Text.assemble(("WRONG", "bold red"), where))
-    if stopped:
-        console.print("Stopped: what was measured until then is kept.")
-        return 130
-    return 1 if results.red() else 0
-
-
-def _measure(options: Options, shapes: list[Shape], results: Results, progress: Progress) -> Iterator[Any]:
-    """Measure everything into `results`, and yield a table whenever a shape is finished."""
-    total = sum(len(options.dtypes) * (1 + len(options.threads) * len(shape.modes)) for shape in shapes)
-    settings = [(who, mode) for who in memory.PARTICIPANTS for mode in memory.MODES] if options.memory else []
-    settings = settings[:1] if options.smoke else settings
-    task = progress.add_task("", total=total + len(settings))
+def _measure(options: Options, run: Run) -> Iterator[RenderableType]:
+    shapes = [SHAPES[name].shrunk() if options.smoke else SHAPES[name] for name in options.shapes]
+    run.results.facts["shapes"] = shapes
+    settings = MEMORY_SETTINGS[: 1 if options.smoke else None] if options.memory else []
+    entries = {shape.name: _entries(options, shape) for shape in shapes}
+    steps = (len(entries[shape.name]) + len(options.threads) * len(shape.modes) for shape in shapes)
+    run.expect(len(options.dtypes) * sum(steps) + len(settings))
     for shape in shapes:
         for dtype in options.dtypes:
-            progress.update(task, description=f"{shape.name}, {dtype}: checking")
-            torch.set_num_threads(max(options.threads))
             inputs = make_inputs(shape, getattr(torch, dtype))
             right = {}
-            for name, (own_inputs, phi) in _entries(options, shape, inputs).items():
-                gate = check(own_inputs, phi, gradients=BACKWARD in shape.modes, everywhere=phi == OURS)
-                gate.shape, gate.name = shape.name, name
-                results.gates.append(gate)
-                if gate.green:
+            for name, phi in entries[shape.name].items():
+                own_inputs = dataclasses.replace(inputs, causal=False) if name == UNCAUSAL else inputs
+                with run.checking(shape.name, dtype, name) as check:
+                    compare(check, own_inputs, phi, gradients=BACKWARD in shape.modes, everywhere=phi == OURS)
+                if check.right:
                     right[name] = (own_inputs, phi)
-            progress.advance(task)
-            for threads in options.threads:
+            for threads in options.threads if right else ():
                 for mode in shape.modes:
-                    text = f"{shape.name}, {dtype}, {mode}, {threads} thread{'s' * (threads > 1)}"
-                    progress.update(task, description=text)
-                    if right:
-                        results.cases.append(_case(options, shape, mode, threads, inputs, right))
-                    progress.advance(task)
-        yield tables.shape_tables(shape, [case for case in results.cases if case.shape == shape.name])
-    for who, mode in settings:
-        progress.update(task, description=f"memory, {who}, {mode}")
-        results.memory.append(memory.measure(who, mode, 512 if options.smoke else memory.LENGTH))
-        progress.advance(task)
+                    own = (OURS, *(name for name in right if name not in (OURS, UNCAUSAL)))
+                    case = Case(shape.name, dtype, mode, threads, ours=own, flop=shape.flop(mode))
+                    _race(options, run, case, inputs, right)
+        yield _shape_tables(run.results, shape)
+    for participant, mode in settings:
+        with run.step(f"memory, {participant}, {mode}"):
+            run.results.memory.append(_peak_memory(participant, mode, 512 if options.smoke else MEMORY_LENGTH))
 
 
-def _entries(options: Options, shape: Shape, inputs: Inputs) -> dict[str, tuple[Inputs, str]]:
-    """What we enter into the race for a shape: a name, and the inputs and φ that it stands for."""
-    entries = {OURS: (inputs, OURS)}
+def _entries(options: Options, shape: Shape) -> dict[str, str]:
+    """Return what we enter into the race for a shape: names, and the φ that they stand for."""
+    entries = {OURS: OURS}
     if SHAPES[shape.name].queries >= OTHER_PHIS_FROM:
-        entries |= {phi: (inputs, phi) for phi in options.phis}
-    if shape.causal:
-        entries[UNCAUSAL] = (dataclasses.replace(inputs, causal=False), OURS)
-    return entries
+        entries |= {phi: phi for phi in options.phis}
+    return entries | ({UNCAUSAL: OURS} if shape.causal else {})
 
 
-def _case(
-    options: Options, shape: Shape, mode: str, threads: int, inputs: Inputs, entries: dict[str, tuple[Inputs, str]]
-) -> Case:
-    torch.set_num_threads(threads)
+def compare(check: Check, inputs: Inputs, phi: str, *, gradients: bool, everywhere: bool) -> None:
+    """Compare our output and gradients with float64.
+
+    Unless `everywhere`, only the first and the last heads are compared: activations differ inside a tile only, and one
+    of them is checked fully.
+    """
+    mine = outputs(ours(inputs, phi), inputs, gradients)
+    parts = list(inputs.parts())
+    for entry, heads, part in parts if everywhere else (parts[0], parts[-1]):
+        wide = part.to(torch.float64)
+        plain, exact = (outputs(eager(some, phi), some, gradients) for some in (part, wide))
+        check.compare({name: tensor[entry : entry + 1, heads] for name, tensor in mine.items()}, plain, exact)
+
+
+def outputs(attention: Attention, inputs: Inputs, gradients: bool) -> dict[str, Tensor]:
+    """Return the output and, if asked for, the gradients of query, key and value."""
+    leaves = [x.detach().requires_grad_(gradients) for x in (inputs.query, inputs.key, inputs.value)]
+    out = attention(*leaves)
+    grads = torch.autograd.grad(out, leaves, inputs.grad) if gradients else ()
+    names = ("output", "query gradient", "key gradient", "value gradient")
+    return dict(zip(names, (out.detach(), *grads), strict=False))
+
+
+def _race(options: Options, run: Run, case: Case, inputs: Inputs, entries: dict[str, tuple[Inputs, str]]) -> None:
+    torch.set_num_threads(case.threads)
     if not {"compiled", "flex"}.isdisjoint(options.peers):
         torch.compiler.reset()  # torch limits recompilation: without this, later shapes would run uncompiled
-    dtype = str(inputs.query.dtype).removeprefix("torch.")
-    case = Case(shape.name, dtype, mode, threads, shape.flop(mode), {})
-    calls = {name: step(ours(own_inputs, phi), own_inputs, mode) for name, (own_inputs, phi) in entries.items()}
-    with GRAD_MODES[mode]():
+    calls = {name: step(ours(own_inputs, phi), own_inputs, case.mode) for name, (own_inputs, phi) in entries.items()}
+    with GRAD_MODES[case.mode]():
         for name in options.peers:
             peer = PEERS[name]
-            if mode not in peer.modes or (name == "peak" and not (dtype == "float32" and threads == 1)):
+            if case.mode not in peer.modes or (name == "peak" and (case.dtype, case.threads) != ("float32", 1)):
                 continue
-            try:
-                call = peer.prepare(inputs, mode, "eager" if options.smoke else "inductor")
+            with case.attempting(name):
+                call = peer.prepare(inputs, case.mode, "eager" if options.smoke else "inductor")
                 result = call()
                 if peer.computes_relu and OURS in calls:
                     case.differences[name] = _difference(result, calls[OURS]())
-            except Exception as error:  # whatever a peer cannot do is worth a note and must not end the run
-                case.unavailable[name] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-                continue
-            if not case.differences.get(name, 0.0) <= LARGEST_DIFFERENCE:
-                case.unavailable[name] = f"its result differs from ours by {case.differences[name]:.1%}"
-                continue
-            calls[name] = call
+                    if not case.differences[name] <= LARGEST_DIFFERENCE:
+                        raise CannotMeasureError(f"its result differs from ours by {case.differences[name]:.1%}")
+                calls[name] = call
         if "peak" in calls:
-            case.peak_flop = peak.flop()
-        case.samples = race(calls, options.rounds, 1e-4 if options.smoke else 0.02)
-    return case
+            case.peak_flop = peak_flop()
+        run.race(case, calls)
 
 
 def _difference(theirs: Any, mine: Any) -> float:
-    """The largest difference relative to our largest value, over the output or the gradients."""
-    pairs = [(theirs, mine)] if isinstance(mine, torch.Tensor) else list(zip(theirs, mine, strict=True))
+    """Return the largest difference relative to our largest value, over the output or the gradients."""
+    pairs = [(theirs, mine)] if isinstance(mine, Tensor) else list(zip(theirs, mine, strict=True))
     tiny = 1e-30  # both may be all zeros
     differences = [(t.double() - m.double()).abs().max() / m.double().abs().max().clamp(tiny) for t, m in pairs]
     return float(torch.stack(differences).max())  # unlike Python's max, this keeps a NaN
 
 
-def _check(options: Options) -> list[Shape]:
-    """The shapes to measure; an error says what is wrong with the options."""
-    shapes = [SHAPES[known("shape", name, SHAPES)] for name in options.shapes]
-    for name in options.peers:
-        known("peer", name, PEERS)
-    for phi in options.phis:
-        parsed = Phi.parse(phi)
-        if str(parsed) != f"{parsed.activation}/L" or parsed.activation == "softmax":
-            raise ValueError(f"--phis {phi}: activations are compared at the same scale; write {parsed.activation}/L.")
-    if options.rounds < 1 or not options.threads or min(options.threads) < 1:
-        raise ValueError("--rounds and --threads must be at least 1.")
-    if not options.smoke:
-        check_load(options.load_limit)
-    return [shape.shrunk() for shape in shapes] if options.smoke else shapes
+def _peak_memory(participant: str, mode: str, length: int) -> PeakMemory:
+    size = harness.bytes_in_a_fresh_process(long_call_bytes, participant, mode, length)
+    if isinstance(size, str):
+        return PeakMemory(participant, mode, length, failure=size)
+    return PeakMemory(participant, mode, length, size, size / (4 * length * length))
 
 
-def _write_all(output: Path, results: Results, console: Console) -> None:
-    files = {"attention.json": results.json(), "attention.md": tables.markdown(results)}
-    try:
-        files["attention.svg"] = figure.draw(results)
-    except ImportError:
-        console.print("No figure: it needs matplotlib (pip install matplotlib).")
-    for name, text in files.items():
-        write(output / name, text)
-    console.print(f"Written: {', '.join(str(output / name) for name in files)}")
+def long_call_bytes(participant: str, mode: str, length: int) -> int:
+    """Return what one call adds to this process at its peak."""
+
+    def attend(inputs: Inputs) -> None:
+        attention = sdpa(inputs) if participant == "sdpa" else ours(inputs, participant)
+        outputs(attention, inputs, gradients=mode == BACKWARD)
+
+    attend(make_inputs(Shape("warm-up", "", 1, 1, 256, 256), torch.float32))
+    inputs = make_inputs(Shape("long", "", 1, 1, length, length), torch.float32)
+    return harness.peak_bytes(lambda: attend(inputs))
+
+
+def _shape_tables(results: Results, shape: Shape) -> Group:
+    """Show all that was measured of one shape. A ratio is the peer's time divided by ours."""
+    cases = [case for case in results.cases if case.shape == shape.name]
+    sizes = f"{shape.batch}×{shape.num_heads} heads, {shape.queries} queries, {shape.keys} keys, D {shape.head_dim}"
+    parts: list[RenderableType] = [Text.assemble((f"\n{shape.name}", "bold"), f"  {shape.note}: {sizes}")]
+    main = [
+        [
+            seconds(case.best(OURS)),
+            tables.number(case.gflops(), ".1f"),
+            tables.number(case.peak_share(), ".0%"),
+            *(times(case.speedup(OURS, peer)) for peer in PEER_NAMES),
+        ]
+        for case in cases
+    ]
+    peers = [f"vs {name}" for name in PEER_NAMES.values()]
+    parts.append(_table(cases, ["time", "GFLOP/s", "of\npeak", *peers], main))
+    phis = dict.fromkeys(name for case in cases for name in case.samples if name in case.ours[1:])
+    more = {f"{phi}\nvs SDPA": (phi, "sdpa") for phi in phis}
+    more |= {"vs not\ncausal": (OURS, UNCAUSAL)} if shape.causal else {}
+    if more:
+        rows = [[times(case.speedup(*pair)) for pair in more.values()] for case in cases]
+        parts += ["", _table(cases, list(more), rows)]
+    return Group(*parts, *tables.missing(results, shape.name))
+
+
+def _table(cases: list[Case], columns: list[str], rows: list[list[str]]) -> RenderableType:
+    short = {BACKWARD: "fwd + bwd", INFERENCE: "inference"}
+    settings = [[case.dtype, short.get(case.mode, case.mode), str(case.threads)] for case in cases]
+    joined = [[*setting, *row] for setting, row in zip(settings, rows, strict=True)]
+    return terminal_table(["dtype", "mode", "thr.", *columns], joined)
+
+
+def report(results: Results) -> list[str]:
+    """Return the tables for the README, with what they were measured on."""
+    threads = sorted({case.threads for case in results.cases}) or [1]
+    counts = f"{' / '.join(map(str, threads))} thread{'s' * (threads[-1] > 1)}"
+    parts = [
+        f"`relu/L` on {tables.measured_on(results)}, with {counts}. {tables.best_of(results)} "
+        "Shapes: batch × heads × queries (× keys) × D, contiguous tensors."
+    ]
+    for mode in (FORWARD, BACKWARD):
+        for dtype in dict.fromkeys(case.dtype for case in results.cases):
+            cases = [case for case in results.cases if (case.dtype, case.mode) == (dtype, mode)]
+            if names := dict.fromkeys(case.shape for case in cases if case.shape != "tiny"):
+                columns = ["shape", "GFLOP/s", *(f"vs {name}" for name in PEER_NAMES.values())]
+                rows = [_row(results, name, dtype, mode, threads) for name in names]
+                parts.append(f"**{dtype}, {mode}**\n\n" + markdown_table(columns, rows))
+    tiny = [
+        [case.mode, case.dtype, str(case.threads), seconds(case.best(OURS)), seconds(case.best("sdpa"))]
+        for mode in (FORWARD, INFERENCE, BACKWARD)
+        for case in results.cases
+        if (case.shape, case.mode) == ("tiny", mode)
+    ]
+    if tiny:
+        title = "**The cost of a call**: one query, one key, one head\n\n"
+        parts.append(title + markdown_table(["mode", "dtype", "threads", "nomax", "SDPA"], tiny))
+    memory = [
+        [peak.mode, peak.participant, f"{peak.bytes / 2**20:.0f} MiB", f"{peak.share:.1%}"]
+        for peak in results.memory
+        if peak.bytes is not None and peak.share is not None
+    ]
+    if memory:
+        title = f"**Peak extra memory**, one head, L = {results.memory[0].length:,}, float32, results included\n\n"
+        parts.append(title + markdown_table(["mode", "", "memory", "of the L×L matrix"], memory))
+    return parts
+
+
+def _row(results: Results, name: str, dtype: str, mode: str, threads: list[int]) -> list[str]:
+    (shape,) = (shape for shape in results.facts["shapes"] if shape.name == name)
+    cases = [results.case(name, dtype, mode, count) for count in threads]
+    speeds = [tables.number(case.gflops(), ".0f") if case else "–" for case in cases]
+    row = [f"{name} ({shape.sizes()})", " / ".join(speeds)]
+    for peer in PEER_NAMES:
+        speedups = [case.speedup(OURS, peer) if case else None for case in cases]
+        row.append(" / ".join(map(times, speedups)) if any(speedups) else "–")
+    return row
+
+
+def draw(results: Results) -> str:
+    """Draw how many times as fast as softmax attention we are, shape by shape."""
+    shapes = list(dict.fromkeys(case.shape for case in results.cases if case.shape != "tiny"))
+    return speedup_figure(TITLE, results, GOALS, peer=("sdpa", "SDPA"), shapes=shapes, modes=(FORWARD, BACKWARD))
+
+
+BENCH = Bench("attention", _measure, report, GOALS, draw)
+run = partial(run_bench, BENCH)

@@ -1,37 +1,49 @@
 """`nomax bench data`: how many images a second our input pipeline makes, against torchvision's on the same files."""
 
 import dataclasses
+import io
+import math
 import os
-import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
-from io import StringIO
-from itertools import product
+from functools import partial
 from pathlib import Path
+from time import perf_counter
+from typing import Any, Self
 
 import numpy as np
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn
+from PIL import Image, ImageDraw
+from rich.console import RenderableType
+from torch.utils.data import DataLoader, Dataset
 
 from nomax import _compat
-from nomax.bench import photos, pipelines
-from nomax.bench.data_results import ARRAYS, PEER, PHOTOS, Case, Results, markdown, table
-from nomax.bench.machine import load, machine, versions
-from nomax.bench.results import write
-from nomax.console import Console, Progress
-from nomax.data import pack
+from nomax.bench import harness, tables
+from nomax.bench.harness import Bench, Run, run_bench
+from nomax.bench.results import CannotMeasureError, Case, Goal, Results
+from nomax.console import Console
+from nomax.data import draws, pack
+from nomax.data.batches import batches
 from nomax.data.folders import FolderSource
+from nomax.data.images import Box
+from nomax.data.order import Order
 from nomax.data.shards import ShardSource
-from nomax.data.source import Source
+from nomax.data.source import ArraySource, Source
 from nomax.data.transforms import Augment
+
+PEER, FOLDER, SHARDS, ARRAY = "torchvision", "folder", "shards", "array"
+PHOTOS, ARRAYS, LOADING = "JPEG files", "32×32 arrays", "loading"
+LARGEST_DIFFERENCE = 0.01  # mean over pixels in [-1, 1]; two ways to resize may round differently
+WIDTH, HEIGHT, QUALITY = 500, 375, 90  # the most common size in ImageNet
+GOALS = (Goal("from files, every number of workers", "speedup", 1.2, LOADING, PEER, (PHOTOS,), ours=(FOLDER, SHARDS)),)
+COLUMNS = ("input", "workers", "pipeline", "images/s", "per worker", f"vs {PEER}")
+
+Sampler = Callable[[], float]
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(harness.Options):
     """Measure the input pipeline: images a second, against torchvision's ImageFolder and DataLoader on the same files.
 
     Both sides decode whole JPEGs, crop as RandomResizedCrop does, resize with antialiasing, flip, and scale to [-1, 1].
@@ -56,105 +68,239 @@ class Options:
     """Numbers of worker processes to measure with, one after the other; 0: the main process does it all."""
     rounds: int = 5
     """Samples of every participant; the best counts."""
-    output: Path | None = None
-    """Folder for the results; if not given, benchmarks/results below the current folder."""
-    load_limit: float = 0.5
-    """Refuse to start while the machine is busier than this (its load average over the last minute)."""
-    smoke: bool = False
-    """Try it on a few images, in seconds: shows only that it works."""
+
+    def validate(self) -> None:
+        _compat.torchvision()
+
+    def shrunk(self) -> Self:
+        return dataclasses.replace(super().shrunk(), photos=12, images=16, size=64, batch_size=4, workers=(0, 1))
 
 
-def run(options: Options) -> int:
-    """Return 0 if all is right, 1 if our images are wrong, 2 if the options cannot be served, 130 if it was stopped."""
-    if options.smoke:
-        small = {"photos": 12, "images": 16, "size": 64, "batch_size": 4, "rounds": 2, "workers": (0, 1)}
-        options = dataclasses.replace(options, **small)  # type: ignore[arg-type]
-    console = Console()
-    output = options.output or Path("benchmarks/results")
-    shown = dataclasses.asdict(options) | {"output": None, "folder": options.folder and "a folder of the user's"}
-    results = Results(shown, machine(), versions(), _now(), options.smoke, load())
-    stopped = False
-    try:
-        _check(options)
-        results.versions |= {name: version(name) for name in ("torchvision", "pillow")}
-        with tempfile.TemporaryDirectory(prefix="nomax-bench-") as scratch:
-            _measure(options, Path(scratch), results, console)
-        results.finished = _now()
-    except KeyboardInterrupt:
-        stopped = True
-    except (ValueError, OSError, ImportError) as error:
-        print(f"nomax bench data: {error}", file=sys.stderr)
-        return 2
-    results.load_after = load()
-    write(output / "data.json", results.json())
-    write(output / "data.md", markdown(results))
-    console.print(table(results))
-    console.print(f"Written: {output / 'data.json'}, {output / 'data.md'}")
-    if results.wrong():
-        console.print(f"WRONG: our images differ from torchvision's by {results.differences}.", style="bold red")
-        return 1
-    return 130 if stopped else 0
+def _measure(options: Options, run: Run) -> Iterator[RenderableType]:
+    run.note_versions("torchvision", "pillow")
+    run.expect(3 + 2 * len(options.workers))
+    with tempfile.TemporaryDirectory(prefix="nomax-bench-") as scratch:
+        folder = options.folder or Path(scratch, "photos")
+        with run.step("preparing"):
+            try:
+                sources = _prepare(options, folder, Path(scratch, "shards"))
+            except (ValueError, OSError) as error:
+                raise CannotMeasureError(str(error)) from error
+            files = sources[FOLDER]
+            run.results.facts["mean_bytes"] = float(np.mean([len(files.read(i)) for i in range(len(files))]))
+        augment = SameCrops(options.size, draft=False)
+        for name, source in sources.items():
+            with run.checking(PHOTOS, "float32", name) as check:
+                check.bound("mean of the pixels", difference(source, augment), LARGEST_DIFFERENCE)
+        if run.results.wrong():
+            return
+        for workers in options.workers:
+            loading = Loading(max(options.images // options.batch_size, 1), options.batch_size, workers)
+            samplers = {PEER: image_folder(folder, options.size, loading)}
+            samplers |= {name: ours(source, augment, loading) for name, source in sources.items()}
+            run.take_turns(loading.case(PHOTOS, (FOLDER, SHARDS)), samplers)
+        yield _table(run.results, PHOTOS)
+    arrays = random_arrays()
+    for workers in options.workers:
+        loading = Loading(max(4 * options.images // options.batch_size, 1), 4 * options.batch_size, workers)
+        samplers = {PEER: array_set(arrays, loading), ARRAY: ours(arrays, Augment(32, "pad"), loading)}
+        run.take_turns(loading.case(ARRAYS, (ARRAY,)), samplers)
+    yield _table(run.results, ARRAYS)
 
 
-def _measure(options: Options, scratch: Path, results: Results, console: Console) -> None:
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with _one_thread(), Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("preparing", total=2 * len(options.workers) * options.rounds)
-        folder = options.folder or scratch / "photos"
-        if options.folder is None:
-            photos.write(folder, options.photos)
-        files = FolderSource(folder)
-        if len(files) < options.batch_size:
-            raise ValueError(f"there are {len(files)} images, fewer than --batch-size {options.batch_size}.")
-        results.mean_bytes = float(np.mean([len(files.read(index)) for index in range(len(files))]))
-        pack.pack(pack.Options(folder, scratch / "shards"), Console(file=StringIO()))
-        sources: dict[str, Source] = {"folder": files, "shards": ShardSource(scratch / "shards")}
-        augment = pipelines.SameCrops(options.size, draft=False)
-        results.differences = {name: pipelines.difference(source, augment) for name, source in sources.items()}
-        if results.wrong():
-            return  # no speed of a wrong result
-        arrays, moved = pipelines.random_arrays(), Augment(32, "pad")
-        for what, workers in product((PHOTOS, ARRAYS), options.workers):
-            progress.update(task, description=f"{what}, {workers} worker{'s' * (workers != 1)}")
-            if what == PHOTOS:
-                setting = (options.images, options.batch_size, workers)
-                runs = {PEER: pipelines.image_folder(folder, options.size, *setting)}
-                runs |= {name: pipelines.ours(source, augment, *setting) for name, source in sources.items()}
-            else:
-                setting = (16 * options.images, 4 * options.batch_size, workers)
-                runs = {PEER: pipelines.array_set(arrays, *setting), "array": pipelines.ours(arrays, moved, *setting)}
-            case = Case(what, workers, {name: [] for name in runs})
-            results.cases.append(case)
-            for number in range(options.rounds):
-                # There and back again: a machine that slows down or speeds up favours nobody.
-                for name in list(runs) if number % 2 == 0 else reversed(list(runs)):
-                    case.samples[name].append(runs[name]())
-                progress.advance(task)
+def _prepare(options: Options, folder: Path, shards: Path) -> dict[str, Any]:
+    if options.folder is None:
+        write_photos(folder, options.photos)
+    files = FolderSource(folder)
+    if len(files) < options.batch_size:
+        raise ValueError(f"there are {len(files)} images, fewer than --batch-size {options.batch_size}.")
+    pack.pack(pack.Options(folder, shards), Console(file=io.StringIO()))
+    return {FOLDER: files, SHARDS: ShardSource(shards)}
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Workers have one thread each, and so has the main process, to compare with."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def write_photos(folder: Path, count: int, classes: int = 4) -> None:
+    """Write photos into FOLDER/train/CLASS/…."""
+    for number in range(count):
+        place = folder / "train" / f"class{number % classes}"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{number:06d}.jpg").write_bytes(photo(number))
 
 
-def _check(options: Options) -> None:
-    counts = (options.photos, options.images, options.size, options.batch_size, options.rounds)
-    if min(counts) < 1 or not options.workers or min(options.workers) < 0:
-        raise ValueError("--photos, --images, --size, --batch-size and --rounds must be at least 1, --workers 0.")
-    busy = load()
-    if busy > options.load_limit and not options.smoke:
-        raise ValueError(
-            f"the machine is busy: its load average is {busy:.2f}, the limit is {options.load_limit:g}. Wait until it "
-            "is quiet, or raise --load-limit to measure nevertheless; the load is recorded."
-        )
-    _compat.torchvision()
+def photo(number: int) -> bytes:
+    """Return a JPEG about as hard to decode as a photograph, made from noise and shapes; the same every time.
+
+    Smooth noise of several sizes, as clouds and foliage have it, with edges and some grain.
+    """
+    random = np.random.default_rng(number)
+    canvas = np.zeros((HEIGHT, WIDTH, 3), np.float32)
+    for cells in (2, 4, 8, 16, 32, 64, 128, 256):
+        coarse = random.standard_normal((cells * 3 // 4 + 1, cells, 3)).astype(np.float32)
+        layers = [Image.fromarray(coarse[:, :, c]).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC) for c in range(3)]
+        canvas += 60 / cells**0.5 * np.stack([np.asarray(layer) for layer in layers], axis=2)
+    canvas += 128 + random.normal(0, 11, (HEIGHT, WIDTH, 1))
+    image = Image.fromarray(np.clip(canvas, 0, 255).astype(np.uint8))
+    draw = ImageDraw.Draw(image)
+    for _ in range(8):
+        x, y = int(random.integers(WIDTH)), int(random.integers(HEIGHT))
+        w, h = (int(length) for length in random.integers(10, 120, 2))
+        colour = tuple(int(value) for value in random.integers(0, 256, 3))
+        shape = draw.ellipse if random.random() < 0.5 else draw.rectangle
+        shape((x, y, x + w, y + h), outline=colour, fill=colour if random.random() < 0.3 else None, width=2)
+    data = io.BytesIO()
+    image.save(data, "JPEG", quality=QUALITY)
+    return data.getvalue()
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def random_arrays(count: int = 4096, size: int = 32) -> ArraySource:
+    """Return images of noise: what is in them does not matter, as nothing is decoded."""
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (count, size, size, 3), dtype=np.uint8)
+    return ArraySource(pixels, random.integers(0, 10, count), [str(n) for n in range(10)], "noise")
+
+
+@dataclass(frozen=True)
+class SameCrops(Augment):
+    """Our pipeline with crops drawn as RandomResizedCrop draws them, so that both sides resize as many pixels."""
+
+    def box(self, width: int, height: int, seed: int, position: int) -> Box:
+        """Draw an area uniform in [0.08, 1], an aspect log-uniform in [3/4, 4/3]."""
+        for attempt in range(10):
+            a, b, c, d = draws.uniform(seed, draws.CROP, position, attempt, np.arange(4)).tolist()
+            area, aspect = width * height * (0.08 + 0.92 * a), math.exp((2 * b - 1) * math.log(4 / 3))
+            wide, tall = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+            if 0 < wide <= width and 0 < tall <= height:
+                left, top = int(c * (width - wide + 1)), int(d * (height - tall + 1))
+                return left, top, left + wide, top + tall
+        return 0, 0, width, height
+
+
+def difference(source: Source, augment: Augment, count: int = 16) -> float:
+    """Return how far our images are from torchvision's at the same crops and flips: the mean over pixels in [-1, 1]."""
+    from torchvision.transforms import functional
+
+    count = min(count, len(source))
+    with batches(source, Order(len(source), count, shuffle=False), augment) as made:
+        mine = next(made).images
+    flips = draws.bits(0, draws.FLIP, np.arange(count)) % np.uint64(2) == 1
+    theirs = []
+    for index in range(count):
+        image = source.image(index).convert("RGB")
+        left, top, right, bottom = (int(value) for value in augment.box(*image.size, 0, index))
+        image = functional.resized_crop(image, top, left, bottom - top, right - left, [augment.size, augment.size])
+        pixels = functional.to_tensor(functional.hflip(image) if flips[index] else image)
+        theirs.append(functional.normalize(pixels, [0.5] * 3, [0.5] * 3))
+    return float((mine - torch.stack(theirs)).abs().mean())
+
+
+@dataclass(frozen=True)
+class Loading:
+    """The amount that a sample loads, and the number of its worker processes."""
+
+    steps: int
+    batch_size: int
+    workers: int
+
+    def case(self, shape: str, ours: tuple[str, ...]) -> Case:
+        """Return the case to measure; workers have one thread each, and so has the main process, to compare with."""
+        items = self.steps * self.batch_size
+        return Case(shape, "float32", LOADING, 1, ours=ours, items=items, workers=self.workers)
+
+    def seconds(self, made: Iterator[Any]) -> float:
+        """Time the batches after the first: starting processes does not count, on either side."""
+        next(made)
+        start = perf_counter()
+        for _ in range(self.steps):
+            next(made)
+        return perf_counter() - start
+
+
+def ours(source: Source, augment: Augment, loading: Loading) -> Sampler:
+    """Return a sampler of nomax.data.batches."""
+
+    def sample() -> float:
+        order = Order(len(source), loading.batch_size)
+        with batches(source, order, augment, workers=loading.workers) as made:
+            return loading.seconds(made)
+
+    return sample
+
+
+def image_folder(folder: Path, size: int, loading: Loading) -> Sampler:
+    """Return a sampler of torchvision's ImageFolder with torch's DataLoader."""
+    from torchvision import datasets, transforms
+
+    steps = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip(), *_tensor(transforms)]
+    place = folder / "train" if (folder / "train").is_dir() else folder
+    return _loader(datasets.ImageFolder(place, transforms.Compose(steps)), loading)
+
+
+def array_set(source: ArraySource, loading: Loading) -> Sampler:
+    """Return a sampler of a data set like torchvision's CIFAR10, with the usual transforms."""
+    from torchvision import transforms
+
+    size = source.images.shape[1]
+    crop = transforms.RandomCrop(size, padding=size // 8, padding_mode="reflect")
+    steps = [crop, transforms.RandomHorizontalFlip(), *_tensor(transforms)]
+    return _loader(_ArraySet(source, transforms.Compose(steps)), loading)
+
+
+class _ArraySet(Dataset[Any]):
+    def __init__(self, source: ArraySource, transform: Callable[[Any], Any]):
+        self.source, self.transform = source, transform
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(self.source.image(index)), int(self.source.labels[index])
+
+
+def _tensor(transforms: Any) -> list[Any]:
+    return [transforms.ToTensor(), transforms.Normalize([0.5] * 3, [0.5] * 3)]
+
+
+def _loader(dataset: Any, loading: Loading) -> Sampler:
+    def passes(loader: Any) -> Iterator[Any]:
+        while True:
+            yield from loader
+
+    def sample() -> float:
+        settings: dict[str, Any] = {"num_workers": loading.workers, "persistent_workers": loading.workers > 0}
+        loader: Any = DataLoader(dataset, loading.batch_size, shuffle=True, drop_last=True, **settings)
+        return loading.seconds(passes(loader))
+
+    return sample
+
+
+def _rows(results: Results, shape: str | None = None) -> list[list[str]]:
+    rows = []
+    for case in results.cases:
+        for name in case.samples if shape in (None, case.shape) else ():
+            speed, workers = case.per_second(name), case.workers or 0
+            each = tables.number(speed / workers if speed and workers else None)
+            speedup = "" if name == PEER else tables.times(case.speedup(name, PEER))
+            rows.append([case.shape, str(workers), name, tables.number(speed), each, speedup])
+    return rows
+
+
+def _table(results: Results, shape: str) -> RenderableType:
+    return tables.terminal_table(COLUMNS, _rows(results, shape), words=3)
+
+
+def report(results: Results) -> list[str]:
+    """Return the table for the README, with what it was measured on."""
+    options, size = results.options, f"{WIDTH}×{HEIGHT}"
+    files = options["folder"] or f"{options['photos']} JPEGs of {size} pixels made from noise and shapes"
+    text = (
+        f"{tables.measured_on(results, 'torchvision', 'pillow')}. Files: {files}, "
+        f"{results.facts.get('mean_bytes', 0.0) / 1e3:.0f} kB on average, read from memory; decoded whole, cropped as "
+        f"RandomResizedCrop does to {options['size']} pixels, flipped, scaled to [-1, 1], in batches of "
+        f"{options['batch_size']}. torchvision: ImageFolder and DataLoader. 0 workers: one process does it all, in one "
+        "thread. With workers, ours send bytes, and the main process makes floats of them. “vs” is its time divided "
+        f"by ours, each the best of {options['rounds']} interleaved rounds."
+    )
+    return [text, tables.markdown_table(COLUMNS, _rows(results))]
+
+
+BENCH = Bench("data", _measure, report, GOALS)
+run = partial(run_bench, BENCH)

@@ -1,12 +1,15 @@
-"""Who takes part: our operation, and the peers that it is compared with.
+"""Who takes part in races of one attention call: the named shapes and their tensors, our operation, and its peers.
 
-Each of these returns a call without arguments that does the whole work once. What a peer can prepare beforehand
-(masks, padded copies, compilation) it prepares here, outside the measured time.
+B batch entries, H heads, L queries, K keys and D dimensions of a head.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+import ctypes
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,37 +17,150 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import nomax
-from nomax.bench import peak
-from nomax.bench.shapes import BACKWARD, FORWARD, INFERENCE, Inputs
+from nomax.ops import build
 from nomax.phi import ACTIVATIONS, Phi
+
+FORWARD, BACKWARD, INFERENCE = "forward", "forward + backward", "inference mode"
+OURS, UNCAUSAL = "relu/L", "relu/L, not causal"
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 Call = Callable[[], Any]
 
 
 @dataclass(frozen=True)
-class Peer:
-    """A peer: how to prepare its call, what it can do, and whether it computes relu/L (so that it can be checked)."""
+class Shape:
+    """A kind of call, by name."""
 
-    prepare: Callable[[Inputs, str, str], Call]  # inputs, mode, torch.compile's backend
+    name: str
     note: str
-    modes: tuple[str, ...] = (FORWARD, BACKWARD, INFERENCE)
-    computes_relu: bool = False
+    batch: int
+    num_heads: int
+    queries: int
+    keys: int
+    head_dim: int = 64
+    causal: bool = False
+    padded: bool = False
+    modes: tuple[str, ...] = (FORWARD, BACKWARD)
+
+    def shrunk(self) -> "Shape":
+        """Return the same kind of shape, so small that its speed means nothing: for smoke runs."""
+        small = {name: min(getattr(self, name), 9) for name in ("queries", "keys")}
+        return replace(self, batch=min(self.batch, 2), num_heads=min(self.num_heads, 2), head_dim=8, **small)
+
+    def lengths(self) -> list[int]:
+        """Return how many keys each batch entry has: all, or when padded from about 0.3 of them to all."""
+        if not self.padded:
+            return [self.keys] * self.batch
+        return [round(self.keys * float(share)) for share in torch.linspace(0.3, 1, self.batch)]
+
+    def flop(self, mode: str) -> float:
+        """Count the operations on visible keys; the backward's five products count 2.5 times the forward's two."""
+        rows = range(1, self.queries + 1)
+        pairs = sum(sum(min(row, n) for row in rows) if self.causal else self.queries * n for n in self.lengths())
+        return 4.0 * self.num_heads * self.head_dim * pairs * (3.5 if mode == BACKWARD else 1)
+
+    def sizes(self) -> str:
+        """Return B×H×L(×K)×D."""
+        keys = () if self.keys == self.queries else (self.keys,)
+        return "×".join(map(str, (self.batch, self.num_heads, self.queries, *keys, self.head_dim)))
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("S/32", "ViT-S/32 at 224 pixels", 64, 6, 50, 50),
+        Shape("S/16", "ViT-S/16", 16, 6, 197, 197),
+        Shape("S/8", "ViT-S/8", 4, 6, 785, 785),
+        Shape("B/16", "ViT-B/16", 8, 12, 197, 197),
+        Shape("long-2049", "one long sequence", 1, 6, 2049, 2049),
+        Shape("long-4096", "one longer sequence", 1, 6, 4096, 4096),
+        Shape("causal-1024", "a causal decoder", 1, 8, 1024, 1024, causal=True),
+        Shape("padded", "ViT-S/16's shape, sequences 0.3 to 1 of its length", 16, 6, 197, 197, padded=True),
+        Shape("decode", "one step of cached decoding", 8, 8, 1, 2048, modes=(FORWARD,)),
+        Shape("tiny", "the cost of a call", 1, 1, 1, 1, 8, modes=(FORWARD, INFERENCE, BACKWARD)),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The inputs of every participant: contiguous tensors, and the mask in the forms that peers take it."""
+
+    query: Tensor  # [B, H, L, D]
+    key: Tensor  # [B, H, K, D]
+    value: Tensor  # [B, H, K, D]
+    grad: Tensor  # [B, H, L, D], the gradient that arrives at the output
+    _: KW_ONLY
+    lengths: Tensor | None  # [B], when padded
+    causal: bool
+
+    @property
+    def mask(self) -> Tensor | None:
+        """[B, 1, 1, K], True where a query may look; None if only the causal rule or nothing hides keys."""
+        if self.lengths is None:
+            return None
+        return torch.arange(self.key.shape[2]) < self.lengths[:, None, None, None]
+
+    @property
+    def hidden(self) -> Tensor | None:
+        """True where a query may not look, broadcastable to [B, H, L, K]."""
+        if self.causal:
+            return torch.ones(self.query.shape[2], self.key.shape[2], dtype=torch.bool).triu(1)
+        return None if self.mask is None else ~self.mask
+
+    @property
+    def visible(self) -> Tensor | int:
+        """The number of keys that each query may see: L of φ."""
+        if self.hidden is None:
+            return self.key.shape[2]
+        return (~self.hidden).sum(-1, keepdim=True).float()
+
+    def parts(self) -> Iterator[tuple[int, slice, "Inputs"]]:
+        """Yield one batch entry and a few heads at a time, so that a whole matrix of weights fits into memory."""
+        batch, num_heads, queries, _ = self.query.shape
+        step = max(1, 2**23 // (queries * self.key.shape[2]))
+        for entry in range(batch):
+            for first in range(0, num_heads, step):
+                heads = slice(first, first + step)
+                tensors = (x[entry : entry + 1, heads] for x in (self.query, self.key, self.value, self.grad))
+                lengths = None if self.lengths is None else self.lengths[entry : entry + 1]
+                yield entry, heads, Inputs(*tensors, lengths=lengths, causal=self.causal)
+
+    def to(self, dtype: torch.dtype) -> "Inputs":
+        """Return the same values in another precision."""
+        tensors = (x.to(dtype) for x in (self.query, self.key, self.value, self.grad))
+        return Inputs(*tensors, lengths=self.lengths, causal=self.causal)
+
+
+def make_inputs(shape: Shape, dtype: torch.dtype) -> Inputs:
+    """Return standard normal tensors, the same in every run.
+
+    Query and key are rounded to multiples of 1/8, so that every precision sums their products without error: else a
+    score near zero would be positive in one and negative in the other, and relu's gradient there all or nothing.
+    """
+    generator = torch.Generator().manual_seed(0)
+    sizes = (shape.queries, shape.keys, shape.keys, shape.queries)
+    query, key, value, grad = (
+        torch.randn(shape.batch, shape.num_heads, size, shape.head_dim, generator=generator) for size in sizes
+    )
+    tensors = ((query * 8).round() / 8, (key * 8).round() / 8, value, grad)
+    lengths = torch.tensor(shape.lengths()) if shape.padded else None
+    return Inputs(*(x.to(dtype) for x in tensors), lengths=lengths, causal=shape.causal)
 
 
 def ours(inputs: Inputs, phi: str) -> Attention:
-    """Our operation through its public door, on the backend that is under test."""
+    """Return our operation through its public door, on the backend that is under test."""
     # Looked up now and not at import: a test replaces it.
     return partial(nomax.attention, attn_mask=inputs.mask, is_causal=inputs.causal, phi=phi, backend="cpu")
 
 
 def sdpa(inputs: Inputs) -> Attention:
-    """PyTorch's softmax attention."""
+    """Return PyTorch's softmax attention."""
     return partial(F.scaled_dot_product_attention, attn_mask=inputs.mask, is_causal=inputs.causal)
 
 
-def eager(inputs: Inputs, phi: str = "relu/L") -> Attention:
-    """The formula as one would write it in PyTorch: also the judge of correctness, in float64."""
+def eager(inputs: Inputs, phi: str = OURS) -> Attention:
+    """Return the formula as one would write it in PyTorch: also the judge of correctness, in float64."""
     activation = ACTIVATIONS[Phi.parse(phi).activation].value
     hidden, visible, scale = inputs.hidden, inputs.visible, inputs.query.shape[-1] ** -0.5
 
@@ -58,7 +174,7 @@ def eager(inputs: Inputs, phi: str = "relu/L") -> Attention:
 
 
 def step(attention: Attention, inputs: Inputs, mode: str) -> Call:
-    """The call that is timed: the output alone, or with the gradients of query, key and value."""
+    """Return the call that is timed: the output alone, or with the gradients of query, key and value."""
     tensors = (inputs.query, inputs.key, inputs.value)
     if mode != BACKWARD:
         return lambda: attention(*tensors)
@@ -66,12 +182,16 @@ def step(attention: Attention, inputs: Inputs, mode: str) -> Call:
     return lambda: torch.autograd.grad(attention(*leaves), leaves, inputs.grad)
 
 
-def _sdpa(inputs: Inputs, mode: str, compiler: str) -> Call:
-    return step(sdpa(inputs), inputs, mode)
+@dataclass(frozen=True)
+class Peer:
+    """A peer: how to prepare its call, what it can do, and if it computes relu/L (so that it can be checked).
 
+    What it can prepare beforehand (masks, padded copies, compilation) it prepares outside the measured time.
+    """
 
-def _eager(inputs: Inputs, mode: str, compiler: str) -> Call:
-    return step(eager(inputs), inputs, mode)
+    prepare: Callable[[Inputs, str, str], Call]  # inputs, mode, torch.compile's backend
+    modes: tuple[str, ...] = (FORWARD, BACKWARD, INFERENCE)
+    computes_relu: bool = False
 
 
 def _compiled(inputs: Inputs, mode: str, compiler: str) -> Call:
@@ -79,19 +199,19 @@ def _compiled(inputs: Inputs, mode: str, compiler: str) -> Call:
 
 
 def _flex(inputs: Inputs, mode: str, compiler: str) -> Call:
-    """FlexAttention in log space: its softmax of log(relu(score)) has relu as numerator.
+    """Prepare FlexAttention in log space: its softmax of log(relu(score)) has relu as numerator.
 
     To undo the denominator one needs the log-sum-exp, which FlexAttention does not return on CPUs. So a first key of
     weight 1 is put before the others, and a value column that is 1 there and 0 elsewhere: that column of the output is
-    1 / denominator. The padded copies are made outside the measured time.
+    1 / denominator.
     """
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    batch, _, queries, dimension = inputs.query.shape
+    batch, _, queries, head_dim = inputs.query.shape
     keys, visible, lengths = inputs.key.shape[2], inputs.visible, inputs.lengths
     key = F.pad(inputs.key, (0, 0, 1, 0))
     value = F.pad(inputs.value, (0, 16, 1, 0))  # one column would do, but its kernel is faster on a multiple of 16
-    value[:, :, 0, dimension] = 1
+    value[:, :, 0, head_dim] = 1
 
     def log_relu(score: Tensor, batch: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return torch.where(j == 0, 0.0, torch.log(torch.relu(score)))
@@ -104,19 +224,57 @@ def _flex(inputs: Inputs, mode: str, compiler: str) -> Call:
 
     def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         out = flex_attention(query, key, value, score_mod=log_relu, block_mask=blocks)
-        return (out[..., :dimension] / (out[..., dimension : dimension + 1] * visible)).to(query.dtype)
+        return (out[..., :head_dim] / (out[..., head_dim : head_dim + 1] * visible)).to(query.dtype)
 
     return partial(torch.compile(attention, backend=compiler, dynamic=False), inputs.query, key, value)
 
 
-def _peak(inputs: Inputs, mode: str, compiler: str) -> Call:
-    return peak.call()
+# The most that one core can do: fused multiply-adds in float32, and nothing else.
+PEAK_ROUNDS = 1_000_000
+PEAK_SUMS = 12  # more than the latency × throughput of any core's multiply-adds, and they still fit into the registers
+PEAK_SOURCE = """
+#if defined(__AVX512F__)
+typedef float vector __attribute__((vector_size(64)));
+#elif defined(__AVX__)
+typedef float vector __attribute__((vector_size(32)));
+#else
+typedef float vector __attribute__((vector_size(16)));
+#endif
+extern "C" int width() { return sizeof(vector) / sizeof(float); }
+extern "C" float spin(long rounds, float factor, float summand) {
+    vector sums[SUMS], factors = vector{} + factor, summands = vector{} + summand;
+    // Different starts, or the compiler would see that all sums are the same one.
+    for (int i = 0; i < SUMS; ++i) sums[i] = vector{} + i * summand;
+    while (rounds--)
+        for (vector& sum : sums) sum = sum * factors + summands;
+    for (vector& sum : sums) sums[0] += sum;
+    return sums[0][0];
+}
+"""
+
+
+def peak_flop() -> float:
+    """Return the floating point operations of one call of the peer "peak"."""
+    return 2.0 * PEAK_SUMS * PEAK_ROUNDS * int(_peak_library().width())
+
+
+@cache
+def _peak_library() -> ctypes.CDLL:
+    flags = ["-O3", "-march=native", "-ffp-contract=fast", f"-DSUMS={PEAK_SUMS}", "-shared", "-fPIC"]
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "peak.cpp"), Path(folder, "peak.so")
+        source.write_text(PEAK_SOURCE)
+        subprocess.run([*build._compiler(), *flags, str(source), "-o", str(target)], check=True, capture_output=True)
+        library = ctypes.CDLL(str(target))
+    library.spin.argtypes = [ctypes.c_long, ctypes.c_float, ctypes.c_float]
+    library.spin.restype = ctypes.c_float
+    return library
 
 
 PEERS = {
-    "sdpa": Peer(_sdpa, "PyTorch's softmax attention"),
-    "eager": Peer(_eager, "relu(q @ k.mT * scale) @ v / L in PyTorch", computes_relu=True),
-    "compiled": Peer(_compiled, "the same through torch.compile", computes_relu=True),
-    "flex": Peer(_flex, "FlexAttention in log space (forward only)", (FORWARD,), computes_relu=True),
-    "peak": Peer(_peak, "nothing but fused multiply-adds in float32, on one core", (FORWARD,)),
+    "sdpa": Peer(lambda inputs, mode, _: step(sdpa(inputs), inputs, mode)),
+    "eager": Peer(lambda inputs, mode, _: step(eager(inputs), inputs, mode), computes_relu=True),
+    "compiled": Peer(_compiled, computes_relu=True),
+    "flex": Peer(_flex, (FORWARD,), computes_relu=True),
+    "peak": Peer(lambda *_: partial(_peak_library().spin, PEAK_ROUNDS, 0.999, 0.001), (FORWARD,)),
 }

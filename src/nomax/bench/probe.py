@@ -1,35 +1,54 @@
 """`nomax bench probe`: the few-shot probe's regression against scikit-learn's RidgeClassifier, on the same features."""
 
 import dataclasses
-import json
-import os
-import sys
+import importlib.util
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
 
-from nomax.bench.frame import check_load, now, progress_bar, results_folder, threads_restored
-from nomax.bench.machine import load, machine, versions
-from nomax.bench.race import race
-from nomax.bench.results import write
-from nomax.bench.ridge import WORKS, make_features, ours, peer
-from nomax.bench.tables import seconds, times
-from nomax.console import Console, Progress, Table
+from nomax.bench import harness, tables
+from nomax.bench.harness import Bench, Run, run_bench
+from nomax.bench.results import Case, Goal, Results
+from nomax.evaluate import fewshot
 
 OURS, PEER = "nomax", "scikit-learn"
-GOAL = 5.0
 LARGEST_DIFFERENCE = 1e-3  # of accuracies: near-ties that rounding decides
+
+Features = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.float32], npt.NDArray[np.int64]]
+
+
+class Task(NamedTuple):
+    """The regressions to fit."""
+
+    shots: tuple[int, ...]
+    seeds: tuple[int, ...]
+    l2: tuple[float, ...]
+    predict: bool = True
+    """Predict the test images, too."""
+
+
+ALL = 10**9  # more shots than there are images: all of them
+SWEEP = tuple(2.0**power for power in range(6, 20))
+TASKS = {
+    "fit": Task((ALL,), (0,), (fewshot.RIDGE,), predict=False),
+    "one": Task((ALL,), (0,), (fewshot.RIDGE,)),
+    "sweep, fit": Task((ALL,), (0,), SWEEP, predict=False),
+    "sweep": Task((ALL,), (0,), SWEEP),
+    "protocol": Task(fewshot.SHOTS, fewshot.SEEDS, (fewshot.RIDGE,)),
+}
+GOALS = tuple(Goal("against scikit-learn's RidgeClassifier", "speedup", 5.0, task, PEER) for task in TASKS)
+COLUMNS = ("work", "classes", "threads", OURS, PEER, f"vs {PEER}")
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(harness.ThreadedOptions):
     """Measure the speed of nomax.evaluate.fewshot against scikit-learn's RidgeClassifier on this machine's CPU.
 
     Both get the same float32 features, whiten them, add the constant feature, fit ridge regressions to ±1 targets and
@@ -49,154 +68,118 @@ class Options:
     """Features of an image."""
     classes: tuple[int, ...] = (10, 100, 1000)
     """Numbers of classes, one after the other."""
-    threads: tuple[int, ...] = (1, 2) if (os.cpu_count() or 1) > 1 else (1,)
-    """Numbers of threads to measure with, one after the other."""
-    rounds: int = 5
-    """Samples of each; the best counts. Calls of over 2 seconds are sampled three times."""
-    output: Path | None = None
-    """Folder for the results; if not given, benchmarks/results below the current folder."""
-    load_limit: float = 0.5
-    """Refuse to start while the machine is busier than this (its load average over the last minute)."""
-    smoke: bool = False
-    """Try it on toy sizes: shows only that it works."""
+
+    def validate(self) -> None:
+        if max(self.classes) > self.images:
+            raise ValueError(f"--classes {max(self.classes)} needs at least as many --images, not {self.images}.")
+        if importlib.util.find_spec("sklearn") is None:
+            raise ImportError("the peer is missing: pip install scikit-learn")
+
+    def shrunk(self) -> Self:
+        return dataclasses.replace(super().shrunk(), images=60, test_images=60, width=16, classes=(3,))
 
 
-@dataclass
-class Case:
-    """One kind of work, number of classes and of threads: seconds, round after round, and how accuracies differ."""
-
-    work: str
-    classes: int
-    threads: int
-    difference: float
-    samples: dict[str, list[float]] = field(default_factory=dict)
-
-    @property
-    def right(self) -> bool:
-        """Whether both come to the same accuracies."""
-        return self.difference <= LARGEST_DIFFERENCE
-
-    @property
-    def speedup(self) -> float | None:
-        """How many times as fast as scikit-learn; None if the result is wrong."""
-        return min(self.samples[PEER]) / min(self.samples[OURS]) if self.samples else None
-
-
-def run(options: Options) -> int:
-    """Return 0 if all is right, 1 if accuracies differ, 2 if the options cannot be served, 130 if it was stopped."""
-    try:
-        options = _check(options)
-        import sklearn
-    except (ValueError, ImportError) as error:
-        told = error if isinstance(error, ValueError) else "the peer is missing: pip install scikit-learn"
-        print(f"nomax bench probe: {told}", file=sys.stderr)
-        return 2
-    console, output = Console(), results_folder(options.output)
-    facts: dict[str, Any] = {
-        "options": dataclasses.asdict(options) | {"output": None},
-        "machine": machine(),
-        "versions": versions() | {"scikit-learn": str(sklearn.__version__)},
-        "started": now(),
-        "load_before": load(),
-        "finished": None,
-    }
-    cases: list[Case] = []
-    try:
-        with progress_bar(console) as progress, threads_restored():
-            for case in _measure(options, progress):
-                cases.append(case)
-                write(output / "probe.json", _json(facts, cases))
-        facts["finished"] = now()
-    except KeyboardInterrupt:
-        console.print("Stopped: what was measured until then is kept.")
-    facts["load_after"] = load()
-    table = Table(
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        show_edge=False,
-        title="\nRidge probe against scikit-learn",
-        title_style="bold",
-    )
-    for name in COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in _rows(cases):
-        table.add_row(*row)
-    console.print(table)
-    write(output / "probe.json", _json(facts, cases))
-    write(output / "probe.md", _markdown(options, facts, cases))
-    console.print(f"Written: {output / 'probe.json'}, {output / 'probe.md'}")
-    if facts["finished"] is None:
-        return 130
-    return 0 if all(case.right for case in cases) else 1
-
-
-def _measure(options: Options, progress: Progress) -> Iterator[Case]:
+def _measure(options: Options, run: Run) -> Iterator[RenderableType]:
+    run.note_versions("scikit-learn")
     limited = import_module("threadpoolctl").threadpool_limits  # of scikit-learn's libraries; it comes with it
-    task = progress.add_task("", total=len(options.classes) * len(WORKS) * len(options.threads))
+    run.expect(2 * len(options.classes) * len(TASKS) * len(options.threads))
     for classes in options.classes:
         features = make_features(options.images, options.test_images, options.width, classes)
-        for name, work in WORKS.items():
-            calls = {OURS: partial(ours, features, work), PEER: partial(peer, features, work)}
+        for name, task in TASKS.items():
             for threads in options.threads:
-                progress.update(task, description=f"{name}, {classes} classes, {threads} thread{'s' * (threads > 1)}")
-                torch.set_num_threads(threads)
+                case = Case(f"{classes} classes", "float32", name, threads, ours=(OURS,))
                 with limited(threads):
-                    whole = work._replace(predict=True)
-                    difference = float(np.abs(ours(features, whole) - peer(features, whole)).max())
-                    case = Case(name, classes, threads, difference)
-                    if case.right:
-                        case.samples = race(calls, options.rounds, 1e-4 if options.smoke else 0.02)
-                progress.advance(task)
-                yield case
+                    with run.checking(case.shape, case.dtype, name) as check:
+                        torch.set_num_threads(threads)
+                        whole = task._replace(predict=True)
+                        difference = float(np.abs(ours(features, whole) - peer(features, whole)).max())
+                        check.bound("accuracy", difference, LARGEST_DIFFERENCE)
+                    if check.right:
+                        case.differences[PEER] = difference
+                        run.race(case, {OURS: partial(ours, features, task), PEER: partial(peer, features, task)})
+        rows = _rows([case for case in run.results.cases if case.shape == f"{classes} classes"])
+        yield tables.terminal_table(COLUMNS, rows, "Ridge probe against scikit-learn", words=1)
 
 
-def _check(options: Options) -> Options:
-    numbers = (options.images, options.test_images, options.width, options.rounds, *options.classes, *options.threads)
-    if not options.classes or not options.threads or min(numbers) < 1:
-        raise ValueError("--images, --test-images, --width, --classes, --threads and --rounds must be at least 1.")
-    if max(options.classes) > options.images:
-        raise ValueError(f"--classes {max(options.classes)} needs at least as many --images, not {options.images}.")
-    if options.smoke:
-        return dataclasses.replace(
-            options, images=60, test_images=60, width=16, classes=(3,), threads=options.threads[:1], rounds=2
-        )
-    check_load(options.load_limit)
-    return options
+def make_features(images: int, test_images: int, width: int, classes: int) -> Features:
+    """Return features of overlapping classes, correlated, with offsets and scales, in no order."""
+    generator = np.random.default_rng(0)
+    centres = generator.normal(size=(classes, width))
+    mixing = generator.normal(size=(width, width)) / width**0.5 + np.eye(width)
+    offsets, scales = generator.normal(size=width), generator.uniform(0.2, 5, width)
+
+    def draw(number: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        labels = generator.permutation(np.arange(number) % classes)
+        x = (centres[labels] + 6 * generator.normal(size=(number, width))) @ mixing * scales + offsets
+        return x.astype(np.float32), labels
+
+    return (*draw(images), *draw(test_images))
 
 
-def _json(facts: dict[str, Any], cases: list[Case]) -> str:
-    plain = [dataclasses.asdict(case) | {"speedup": case.speedup} for case in cases]
-    return json.dumps(facts | {"goal": GOAL, "cases": plain}, indent=1, ensure_ascii=False) + "\n"
+def ours(features: Features, task: Task) -> npt.NDArray[np.float64]:
+    """Return our accuracies, [shots, seeds, l2]; empty without prediction."""
+    if task.predict:
+        return fewshot.accuracies(*features, task.shots, task.seeds, task.l2)
+    train, labels = torch.from_numpy(features[0]), features[1]
+    for shots in task.shots:
+        for seed in task.seeds:
+            chosen = [places[:shots] for places in fewshot.shuffled(labels, seed)]
+            rows = torch.from_numpy(np.concatenate(chosen))
+            probe = fewshot.fit(train, rows, [len(of_class) for of_class in chosen], task.l2)
+            for l2 in task.l2:
+                probe.weights(l2)
+    return np.empty(0)
 
 
-COLUMNS = ("work", "classes", "threads", OURS, PEER, "ratio", "accuracy", f"≥ {GOAL:g}×")
+def peer(features: Features, task: Task) -> npt.NDArray[np.float64]:
+    """Return the same from scikit-learn: whitened once for each choice of images, fitted for each l2."""
+    from sklearn.linear_model import RidgeClassifier
+
+    train, labels, test, expected = features
+    accuracies = []
+    for shots in task.shots:
+        for seed in task.seeds:
+            chosen = np.concatenate([places[:shots] for places in fewshot.shuffled(labels, seed)])
+            x, targets = train[chosen], labels[chosen]
+            mean, deviation = x.mean(0), x.std(0) + np.float32(fewshot.EPSILON)
+            x = _whitened(x, mean, deviation)
+            shown = _whitened(test, mean, deviation) if task.predict else None
+            for l2 in task.l2:
+                classifier = RidgeClassifier(alpha=l2, fit_intercept=False).fit(x, targets)
+                if task.predict:
+                    accuracies.append(classifier.score(shown, expected))
+    return np.array(accuracies).reshape((len(task.shots), len(task.seeds), len(task.l2)) if task.predict else 0)
+
+
+def _whitened(x: Any, mean: Any, deviation: Any) -> npt.NDArray[np.float32]:
+    full = np.full((len(x), x.shape[1] + 1), fewshot.CONSTANT, np.float32)
+    np.divide(np.subtract(x, mean, out=full[:, :-1]), deviation, out=full[:, :-1])
+    return full
 
 
 def _rows(cases: list[Case]) -> list[list[str]]:
-    rows = []
-    for case in cases:
-        ratio = case.speedup
-        best = [seconds(min(case.samples[name])) if case.samples else "–" for name in (OURS, PEER)]
-        accuracy = "same" if case.right else f"WRONG by {case.difference:.2g}"
-        verdict = "–" if ratio is None else "met" if ratio >= GOAL else "not met"
-        rows.append([case.work, str(case.classes), str(case.threads), *best, times(ratio), accuracy, verdict])
-    return rows
+    return [
+        [
+            *(case.mode, case.shape.removesuffix(" classes"), str(case.threads)),
+            *(tables.seconds(case.best(name)) for name in (OURS, PEER)),
+            tables.times(case.speedup(OURS, PEER)),
+        ]
+        for case in cases
+    ]
 
 
-def _markdown(options: Options, facts: dict[str, Any], cases: list[Case]) -> str:
-    parts = ["<!-- Written by `nomax bench probe`; the raw samples are in probe.json. -->"]
-    if options.smoke:
-        parts.append("**A smoke run: the sizes are toys and these numbers mean nothing.**")
-    elif not facts["finished"]:
-        parts.append("**The run was stopped: these are its results until then.**")
-    names = facts["versions"]
-    parts.append(
-        f"{options.images:,} × {options.width} float32 features for training and {options.test_images:,} for the test, "
-        f"on {facts['machine']['cpu']}, torch {names['torch']}, scikit-learn {names['scikit-learn']}, "
-        f"{facts['started'][:10]}; the best of {options.rounds} interleaved rounds (three for calls of over 2 s, one "
-        "over 8 s). one: all training images, one regulariser; sweep: 14 regularisers, 2⁶ to 2¹⁹; protocol: 1, 5, 10 "
-        "and 25 shots, three seeds. Whitening, fits and predictions of the test images are counted; where it says fit, "
-        "no predictions."
+def report(results: Results) -> list[str]:
+    """Return the table, with what it was measured on."""
+    options = results.options
+    text = (
+        f"{options['images']:,} × {options['width']} float32 features for training and {options['test_images']:,} for "
+        f"the test, on {tables.measured_on(results, PEER)}. {tables.best_of(results)} one: "
+        "all training images, one regulariser; sweep: 14 regularisers, 2⁶ to 2¹⁹; protocol: 1, 5, 10 and 25 shots, "
+        "three seeds. Whitening, fits and predictions of the test images are counted; where it says fit, no "
+        "predictions."
     )
-    lines = ["| " + " | ".join(cells) + " |" for cells in (COLUMNS, ["---"] * len(COLUMNS), *_rows(cases))]
-    return "\n\n".join([*parts, "\n".join(lines)]) + "\n"
+    return [text, tables.markdown_table(COLUMNS, _rows(results.cases))]
+
+
+BENCH = Bench("probe", _measure, report, GOALS)
+run = partial(run_bench, BENCH)

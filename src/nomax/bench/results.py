@@ -1,19 +1,71 @@
-"""What a run has found so far: plain data that becomes the JSON file, and the numbers computed from it."""
+"""The results of a bench, as the plain data of its JSON file: checks, cases, peak memory, and goals with verdicts."""
 
-import dataclasses
-import json
-import os
-import tempfile
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Literal
 
-from nomax.bench.gate import Gate
-from nomax.bench.memory import Memory
-from nomax.bench.shapes import Shape
+import numpy as np
+import torch
+from torch import Tensor
 
-OURS = "relu/L"
-UNCAUSAL = "relu/L, not causal"
+Tensors = Mapping[str, Tensor]
+
+
+class CannotMeasureError(Exception):
+    """Something cannot be measured; the message is the reason, for the user to read."""
+
+
+def counted(number: int, noun: str) -> str:
+    """Return "1 thread" or "2 threads"."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+@dataclass
+class Check:
+    """Our largest errors, and the most that they may be. Asked before anything is timed: what is wrong gets no time."""
+
+    shape: str
+    dtype: str
+    name: str
+    error: dict[str, float] = field(default_factory=dict)
+    allowed: dict[str, float] = field(default_factory=dict)
+    failure: str | None = None
+
+    @property
+    def right(self) -> bool:
+        """Say if something was compared and all errors are allowed; a NaN never is."""
+        return not self.failure and bool(self.error) and not self._wrong()
+
+    def _wrong(self) -> list[str]:
+        return [name for name in self.error if not self.error[name] <= self.allowed[name]]
+
+    def compare(self, mine: Tensors, plain: Tensors, exact: Tensors, *, roundings: int = 1) -> None:
+        """Compare tensors by name with float64's: our error may be twice that of plain PyTorch in the same precision.
+
+        Where the plain result happens to be exact, so many roundings of the largest value are allowed. Tensors may
+        be compared in parts, one call for each.
+        """
+        precision = roundings * torch.finfo(getattr(torch, self.dtype)).eps
+        for name, tensor in exact.items():
+            mine_off, plain_off = (float((tensors[name] - tensor).abs().max()) for tensors in (mine, plain))
+            self.bound(name, mine_off, max(2 * plain_off, precision * float(tensor.abs().max())))
+
+    def bound(self, name: str, error: float, allowed: float) -> None:
+        """Note an error and the most that it may be."""
+        # Unlike Python's max, numpy's keeps a NaN.
+        self.error[name] = float(np.maximum(error, self.error.get(name, 0.0)))
+        self.allowed[name] = float(np.maximum(allowed, self.allowed.get(name, 0.0)))
+
+    def reason(self) -> str:
+        """Say in words what is wrong."""
+        if self.failure or not self.error:
+            return self.failure or "nothing was compared"
+        errors = ((name, self.error[name], self.allowed[name]) for name in self._wrong())
+        return ", ".join(f"{name} off by {error:.2g} (allowed {allowed:.2g})" for name, error, allowed in errors)
+
+    def __str__(self) -> str:
+        return f"{self.shape}, {self.dtype}, {self.name}: {self.reason()}"
 
 
 @dataclass
@@ -24,90 +76,180 @@ class Case:
     dtype: str
     mode: str
     threads: int
-    flop: float
-    samples: dict[str, list[float]]
+    _: KW_ONLY
+    ours: tuple[str, ...]  # the participants that are ours, the one that matters first
+    samples: dict[str, list[float]] = field(default_factory=dict)
+    flop: float = 0.0  # of one call
+    items: int = 0  # images or tokens of one call
+    workers: int | None = None  # processes beside the main one
     peak_flop: float | None = None
-    differences: dict[str, float] = field(default_factory=dict)  # of peers that compute relu/L, relative to ours
+    differences: dict[str, float] = field(default_factory=dict)  # of peers that compute the same, relative to ours
     unavailable: dict[str, str] = field(default_factory=dict)  # participants that could not run, and why
-    ours: tuple[str, ...] = ()  # which participants are ours; none named: those that end with "/L"
+
+    def label(self, *, with_mode: bool = True) -> str:
+        """Return the settings in words."""
+        words = [self.shape, self.dtype, self.mode if with_mode else "", counted(self.threads, "thread")]
+        words.append("" if self.workers is None else counted(self.workers, "worker"))
+        return ", ".join(word for word in words if word)
 
     def best(self, name: str) -> float | None:
-        """The least seconds of a participant; None if it did not take part."""
+        """Return the least seconds of a participant; None if it did not take part."""
         return min(self.samples[name]) if self.samples.get(name) else None
 
     def speedup(self, ours: str, peer: str) -> float | None:
-        """How many times as fast as the peer: its seconds divided by ours."""
+        """Return how many times as fast as the peer ours is: its seconds divided by ours."""
         mine, other = self.best(ours), self.best(peer)
         return other / mine if mine and other else None
 
-    def gflops(self, name: str = OURS) -> float | None:
-        """10⁹ floating point operations per second."""
-        seconds = self.best(name)
-        return self.flop / seconds / 1e9 if seconds else None
+    def gflops(self) -> float | None:
+        """Return our speed in 10⁹ floating point operations per second."""
+        seconds = self.best(self.ours[0])
+        return self.flop / seconds / 1e9 if seconds and self.flop else None
 
-    def peak_share(self, name: str = OURS) -> float | None:
-        """Our speed as a share of the core's measured peak."""
-        seconds, peak = self.best(name), self.best("peak")
+    def per_second(self, name: str) -> float | None:
+        """Return the images or tokens of a participant per second."""
+        seconds = self.best(name)
+        return self.items / seconds if seconds and self.items else None
+
+    def peak_share(self) -> float | None:
+        """Return our speed as a share of the core's measured peak."""
+        seconds, peak = self.best(self.ours[0]), self.best("peak")
         return (self.flop / seconds) / (self.peak_flop / peak) if seconds and peak and self.peak_flop else None
 
-    def computed(self) -> dict[str, Any]:
-        """Everything that follows from the samples."""
-        phis = [name for name in self.samples if name in self.ours or (not self.ours and name.endswith("/L"))]
-        peers = [name for name in self.samples if name not in (*phis, "peak")]
-        return {
+    @contextmanager
+    def attempting(self, name: str) -> Iterator[None]:
+        """Let a peer try: whatever it cannot do is worth a note and must not end the run."""
+        try:
+            yield
+        except CannotMeasureError as error:
+            self.unavailable[name] = str(error)
+        except Exception as error:
+            self.unavailable[name] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+    def plain(self) -> dict[str, Any]:
+        """Return the samples and everything that follows from them."""
+        ours = [name for name in self.samples if name in self.ours]
+        peers = [name for name in self.samples if name not in (*ours, "peak")]
+        computed = {
             "best": {name: self.best(name) for name in self.samples},
+            "per_second": {name: self.per_second(name) for name in self.samples} if self.items else None,
             "gflops": self.gflops(),
             "peak_share": self.peak_share(),
-            "speedup": {phi: {peer: self.speedup(phi, peer) for peer in peers} for phi in phis},
+            "speedup": {name: {peer: self.speedup(name, peer) for peer in peers} for name in ours},
         }
+        return vars(self) | {"computed": computed}
+
+
+@dataclass
+class PeakMemory:
+    """The bytes that one call added to its process at the peak, results included, or why they are not known."""
+
+    participant: str
+    mode: str
+    length: int
+    bytes: int | None = None
+    share: float | None = None  # of length × length float32 numbers, or of what a peer takes
+    failure: str | None = None
+    unit: str = "L"  # what length counts
 
 
 @dataclass
 class Results:
-    """A whole run."""
+    """A whole run of a bench."""
 
     options: dict[str, Any]
-    machine: dict[str, object]
+    machine: dict[str, Any]
     versions: dict[str, str | None]
-    shapes: list[Shape]
     started: str
-    smoke: bool
     load_before: float
     load_after: float | None = None
     finished: str | None = None  # None: the run was stopped, and these are its results until then
-    gates: list[Gate] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)  # what a subject wants to be known besides
+    checks: list[Check] = field(default_factory=list)
     cases: list[Case] = field(default_factory=list)
-    memory: list[Memory] = field(default_factory=list)
+    memory: list[PeakMemory] = field(default_factory=list)
     goals: list[dict[str, Any]] = field(default_factory=list)
 
-    def red(self) -> list[Gate]:
-        """What was found wrong."""
-        return [gate for gate in self.gates if not gate.green]
+    @property
+    def smoke(self) -> bool:
+        """Say if the sizes were toys."""
+        return bool(self.options.get("smoke"))
+
+    def wrong(self) -> list[Check]:
+        """Return the checks that failed."""
+        return [check for check in self.checks if not check.right]
 
     def case(self, shape: str, dtype: str, mode: str, threads: int) -> Case | None:
-        """The case measured with these settings, if there is one."""
+        """Return the case measured with these settings, if there is one."""
         wanted = (shape, dtype, mode, threads)
-        found = (case for case in self.cases if (case.shape, case.dtype, case.mode, case.threads) == wanted)
-        return next(found, None)
+        matches = (case for case in self.cases if (case.shape, case.dtype, case.mode, case.threads) == wanted)
+        return next(matches, None)
 
-    def json(self) -> str:
-        """All of it, raw samples and computed numbers, as JSON."""
-        plain = dataclasses.asdict(self)
-        for case, entry in zip(self.cases, plain["cases"], strict=True):
-            entry["computed"] = case.computed()
-        return json.dumps(plain, indent=1, ensure_ascii=False) + "\n"
+    def plain(self) -> dict[str, Any]:
+        """Return all of it, raw samples and computed numbers, for JSON."""
+        checks = [vars(check) | {"right": check.right} for check in self.checks]
+        return vars(self) | {"checks": checks, "cases": [case.plain() for case in self.cases]}
 
 
-def write(path: Path, text: str) -> None:
-    """Write a file that is complete or not there: a reader never sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=path.name, delete=False) as file:
-        aside = Path(file.name)
-        try:
-            file.write(text)
-            file.flush()
-            os.fchmod(file.fileno(), 0o644)  # a temporary file is for its owner only
-            os.replace(aside, path)
-        except BaseException:
-            aside.unlink(missing_ok=True)
-            raise
+@dataclass(frozen=True)
+class Goal:
+    """A bound that every case it speaks of should keep."""
+
+    text: str
+    quantity: Literal["speedup", "time", "peak share", "memory share"]
+    bound: float
+    mode: str
+    peer: str = ""
+    shapes: tuple[str, ...] = ()  # none named: all
+    dtypes: tuple[str, ...] = ()
+    ours: tuple[str, ...] = ()  # the participants it speaks of; none named: each case's first
+
+    @property
+    def at_least(self) -> bool:
+        """Say if more is better."""
+        return self.quantity in ("speedup", "peak share")
+
+    def kept(self, value: float) -> bool:
+        """Say if a value keeps the bound."""
+        return value >= self.bound if self.at_least else value <= self.bound
+
+    def about(self, shape: str, dtype: str, mode: str) -> bool:
+        """Say if the goal speaks of such cases."""
+        return mode == self.mode and shape in (self.shapes or (shape,)) and dtype in (self.dtypes or (dtype,))
+
+    def values(self, results: Results) -> Iterator[tuple[str, float]]:
+        """Yield all that a run says about the goal: where, and the value."""
+        if self.quantity == "memory share":
+            for memory in results.memory:
+                if memory.participant in self.ours and memory.mode == self.mode and memory.share is not None:
+                    yield f"{memory.participant}, {memory.unit} = {memory.length}", memory.share
+            return
+        for case in results.cases:
+            if self.about(case.shape, case.dtype, case.mode):
+                for name in self.ours or case.ours[:1]:
+                    if (value := self._value(case, name)) is not None:
+                        yield case.label(with_mode=False) + ("" if name == case.ours[0] else f", {name}"), value
+
+    def _value(self, case: Case, name: str) -> float | None:
+        if self.quantity == "peak share":
+            return case.peak_share()
+        speedup = case.speedup(name, self.peer)
+        return 1 / speedup if speedup and self.quantity == "time" else speedup
+
+    def judge(self, results: Results) -> dict[str, Any]:
+        """Return the worst value in a run, where it was, and if it keeps the bound."""
+        values = [] if results.smoke else list(self.values(results))
+        outcome: dict[str, Any] = {
+            "goal": self.text,
+            "mode": self.mode,
+            "quantity": self.quantity,
+            "at_least" if self.at_least else "at_most": self.bound,
+            "verdict": "not measured",
+            "measured": len(values),
+        }
+        if values:
+            where, worst = (min if self.at_least else max)(values, key=lambda pair: pair[1])
+            kept = sum(self.kept(value) for _, value in values)
+            verdict = "met" if kept == len(values) else "not met"
+            outcome |= {"verdict": verdict, "worst": worst, "where": where, "kept": kept}
+        return outcome

@@ -1,7 +1,5 @@
 """`nomax bench vit`: it runs, tells no ratio of a wrong result, keeps what it has. No test looks at a time."""
 
-import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,40 +7,39 @@ import pytest
 from torch import Tensor
 
 import nomax
-from nomax.bench import goals, race, results, vit
-from nomax.bench.vit_tables import FREE, INFERENCE, SOFTMAX, TIMM, TRAINING, markdown
+from nomax.bench import tables, vit
+from nomax.bench.results import Case, Results
+from nomax.bench.vit import FREE, INFERENCE, OURS, SOFTMAX, TIMM, TRAINING
 
 
 def quick(output: Path, **changes: Any) -> vit.Options:
     return vit.Options(**{"models": ("S/16",), "smoke": True, "threads": (1,), "output": output, **changes})
 
 
-def load(folder: Path) -> Any:
-    return json.loads((folder / "vit.json").read_text())
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_smoke_run_measures_every_mode_and_participant_and_writes_its_results(tmp_path: Path, dtype: str) -> None:
+def test_a_smoke_run_measures_every_mode_and_participant_and_writes_its_results(
+    tmp_path: Path, dtype: str, measured: Any
+) -> None:
     assert vit.run(quick(tmp_path, models=("S/16", "S/8"), dtypes=(dtype,))) == 0
-    found = load(tmp_path)
-    assert found["finished"]
-    assert [(case["shape"], case["mode"]) for case in found["cases"]] == [
+    raw = measured("vit")
+    assert raw["finished"]
+    assert [(case["shape"], case["mode"]) for case in raw["cases"]] == [
         (model, mode) for model in ("S/16", "S/8") for mode in (INFERENCE, TRAINING)
     ]
-    for case in found["cases"]:
-        assert set(case["samples"]) == {results.OURS, TIMM, SOFTMAX, FREE}
+    for case in raw["cases"]:
+        assert set(case["samples"]) == {OURS, TIMM, SOFTMAX, FREE}
         assert case["computed"]["best"][TIMM] == min(case["samples"][TIMM])
-    assert [(gate["name"], gate["green"]) for gate in found["gates"]] == [(SOFTMAX, True), (results.OURS, True)] * 2
-    assert {goal["verdict"] for goal in found["goals"]} == {"not measured"}  # toys say nothing about goals
-    assert found["versions"]["timm"]
+    assert [(check["name"], check["right"]) for check in raw["checks"]] == [(SOFTMAX, True), (OURS, True)] * 2
+    assert {goal["verdict"] for goal in raw["goals"]} == {"not measured"}  # toys say nothing about goals
+    assert raw["versions"]["timm"]
     text = (tmp_path / "vit.md").read_text()
     assert "smoke run" in text
     assert f"| S/8 (2 images) | {dtype} | training | 1 |" in text
 
 
-@pytest.mark.parametrize("broken", [SOFTMAX, results.OURS])
+@pytest.mark.parametrize("broken", [SOFTMAX, OURS])
 def test_a_wrong_result_gets_no_ratio_and_exit_code_1(
-    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], measured: Any
 ) -> None:
     def wrong(*arguments: Any, phi: Any, backend: str | None, **settings: Any) -> Tensor:
         out: Tensor = nomax.attention(*arguments, phi=phi, backend=backend, **settings)
@@ -51,33 +48,26 @@ def test_a_wrong_result_gets_no_ratio_and_exit_code_1(
 
     monkeypatch.setattr("nomax.nn.attention.attention", wrong)
     assert vit.run(quick(tmp_path)) == 1
-    found = load(tmp_path)
-    assert {gate["name"] for gate in found["gates"] if not gate["green"]} == {broken}
-    assert found["cases"] == []
+    raw = measured("vit")
+    assert {check["name"] for check in raw["checks"] if not check["right"]} == {broken}
+    assert raw["cases"] == []
     assert f"WRONG S/16, float32, {broken}" in capsys.readouterr().out
     assert "Wrong results" in (tmp_path / "vit.md").read_text()
 
 
-def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = itertools.count()
-
-    def interrupted(*arguments: Any) -> Any:
-        if next(calls) == 1:
-            raise KeyboardInterrupt
-        return race.race(*arguments)
-
-    monkeypatch.setattr(vit, "race", interrupted)
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, measured: Any, stop_at_race: Any) -> None:
+    stop_at_race(1)
     assert vit.run(quick(tmp_path)) == 130
-    found = load(tmp_path)
-    assert found["finished"] is None
-    assert [case["mode"] for case in found["cases"]] == [INFERENCE]
+    raw = measured("vit")
+    assert raw["finished"] is None
+    assert [case["mode"] for case in raw["cases"]] == [INFERENCE]
 
 
 @pytest.mark.parametrize(
     ("changes", "answer"),
     [
         ({"models": ("s16",)}, "there is no model 's16'; did you mean S/16?"),
-        ({"rounds": 0}, "--rounds and --threads must be at least 1"),
+        ({"rounds": 0}, "--rounds must be at least 1"),
         ({"smoke": False, "load_limit": -1.0}, "the machine is busy"),
     ],
 )
@@ -98,13 +88,16 @@ def test_without_timm_the_answer_is_how_to_install_it(
 
 
 def test_goals_are_judged_against_timm_by_the_best_samples() -> None:
-    case = results.Case("S/8", "float32", INFERENCE, 2, 1e9, {"relu/L": [3.0, 2.0], TIMM: [3.4, 5.0], FREE: [1.0]})
-    run = results.Results({"rounds": 2, "batch": {"S/8": 4}}, {}, {}, [], "2026-01-01", False, 0.0, cases=[case])
-    outcomes = {(goal.text, goal.mode): goals.judge(goal, run) for goal in vit.GOALS}
+    samples = {"relu/L": [3.0, 2.0], TIMM: [3.4, 5.0], FREE: [1.0]}
+    case = Case("S/8", "float32", INFERENCE, 2, ours=(OURS,), samples=samples, items=4)
+    run = Results({"rounds": 2}, {}, {}, "2026-01-01", 0.0, cases=[case])
+    outcomes = {(goal.text, goal.mode): goal.judge(run) for goal in vit.GOALS}
     assert len(outcomes) == 8
     outcome = outcomes["S/8 float32 against timm's softmax", INFERENCE]
     assert (outcome["verdict"], outcome["worst"]) == ("met", 1.7)
     assert outcomes["S/8 bfloat16 against timm's softmax", INFERENCE]["verdict"] == "not measured"
     run.machine = {"cpu": "a CPU", "cores": 2, "kernels": "avx2"}
     run.versions = {"nomax": "0", "torch": "0", "timm": "0"}
-    assert "| S/8 (4 images) | float32 | inference | 2 | 2 | 1.18 | 1.70× | – | 3.40× |" in markdown(run)
+    assert "| S/8 (4 images) | float32 | inference | 2 | 2 | 1.18 | 1.70× | – | 3.40× |" in tables.markdown(
+        "vit", run, vit.report(run)
+    )

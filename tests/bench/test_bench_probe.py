@@ -1,13 +1,12 @@
 """`nomax bench probe`: it runs, compares the same work, gives no ratio for a wrong result. No test looks at times."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from nomax.bench import probe, ridge
+from nomax.bench import probe
 from nomax.cli import main
 
 
@@ -15,28 +14,29 @@ def bench(*arguments: object) -> int:
     return main(["bench", "probe", *map(str, arguments)])
 
 
-def test_a_smoke_run_measures_all_work_and_writes_its_results(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_smoke_run_measures_all_tasks_and_writes_its_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], measured: Any
 ) -> None:
     assert bench("--smoke", "--output", tmp_path) == 0
-    found = json.loads((tmp_path / "probe.json").read_text())
-    assert found["finished"]
-    assert [case["work"] for case in found["cases"]] == list(ridge.WORKS)
-    for case in found["cases"]:
+    raw = measured("probe")
+    assert raw["finished"]
+    assert [case["mode"] for case in raw["cases"]] == list(probe.TASKS)
+    for case in raw["cases"]:
         assert len(case["samples"]["nomax"]) == len(case["samples"]["scikit-learn"]) == 2
-        assert case["speedup"] == min(case["samples"]["scikit-learn"]) / min(case["samples"]["nomax"])
+        speedup = min(case["samples"]["scikit-learn"]) / min(case["samples"]["nomax"])
+        assert case["computed"]["speedup"] == {"nomax": {"scikit-learn": speedup}}
     text = (tmp_path / "probe.md").read_text()
     assert "smoke run" in text
     assert "| sweep | 3 | 1 |" in text
     assert "scikit-learn" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("work", ridge.WORKS)
-def test_the_peer_does_the_same_work(work: str) -> None:
+@pytest.mark.parametrize("task", probe.TASKS)
+def test_the_peer_does_the_same_work(task: str) -> None:
     """More images than features, and fewer: 300 images of 5 classes, up to 125 of them chosen, 40 features."""
-    features = ridge.make_features(300, 300, 40, 5)
-    mine, theirs = (participant(features, ridge.WORKS[work]) for participant in (ridge.ours, ridge.peer))
-    if not ridge.WORKS[work].predict:
+    features = probe.make_features(300, 300, 40, 5)
+    mine, theirs = (participant(features, probe.TASKS[task]) for participant in (probe.ours, probe.peer))
+    if not probe.TASKS[task].predict:
         assert mine.size == theirs.size == 0
         return
     assert mine.shape == theirs.shape
@@ -45,29 +45,21 @@ def test_the_peer_does_the_same_work(work: str) -> None:
 
 
 def test_a_wrong_result_gets_no_ratio_and_exit_code_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], measured: Any
 ) -> None:
     right = probe.ours
-    monkeypatch.setattr(probe, "ours", lambda features, work: right(features, work) - 0.01)
+    monkeypatch.setattr(probe, "ours", lambda features, task: right(features, task) - 0.01)
     assert bench("--smoke", "--output", tmp_path) == 1
-    assert all(case["speedup"] is None for case in json.loads((tmp_path / "probe.json").read_text())["cases"])
-    assert "WRONG by 0.01" in capsys.readouterr().out
+    assert measured("probe")["cases"] == []
+    assert "WRONG 3 classes, float32, sweep: accuracy off by 0.01 (allowed 0.001)" in capsys.readouterr().out
 
 
-def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right, calls = probe.race, []
-
-    def interrupted(*arguments: Any) -> Any:
-        calls.append(arguments)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return right(*arguments)
-
-    monkeypatch.setattr(probe, "race", interrupted)
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, measured: Any, stop_at_race: Any) -> None:
+    stop_at_race(1)
     assert bench("--smoke", "--output", tmp_path) == 130
-    found = json.loads((tmp_path / "probe.json").read_text())
-    assert found["finished"] is None
-    assert len(found["cases"]) == 1
+    raw = measured("probe")
+    assert raw["finished"] is None
+    assert len(raw["cases"]) == 1
 
 
 @pytest.mark.parametrize(

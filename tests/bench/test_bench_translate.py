@@ -1,7 +1,5 @@
 """`nomax bench translate`: it runs, races the same work, tells no ratio of a wrong result. No test looks at a time."""
 
-import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from nomax.bench import goals, race, results, translate, translate_subjects
-from nomax.bench.translate_subjects import ENTMAX, FREE, MARIAN, OURS, PLAIN, SOFTMAX, SPARSEMAX
-from nomax.bench.translate_tables import markdown
+from nomax.bench import tables, translate
+from nomax.bench.results import CannotMeasureError, Case, Check, Results
+from nomax.bench.translate import ENTMAX, FREE, MARIAN, OURS, PLAIN, SOFTMAX, SPARSEMAX
 from nomax.models import ReLUFormerConfig
 from nomax.nn import Attention
 
@@ -22,31 +20,27 @@ def quick(output: Path, **changes: Any) -> translate.Options:
     return translate.Options(**{"smoke": True, "threads": (1,), "sentences": (6,), "output": output, **changes})
 
 
-def load(folder: Path) -> Any:
-    return json.loads((folder / "translate.json").read_text())
-
-
 def tokens(count: int, length: int) -> Tensor:
     return torch.randint(3, CONFIG.vocabulary, (count, length))
 
 
-def test_a_smoke_run_measures_every_mode_and_participant_and_writes_its_results(tmp_path: Path) -> None:
+def test_a_smoke_run_measures_every_mode_and_participant_and_writes_its_results(tmp_path: Path, measured: Any) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("matplotlib")
     assert translate.run(quick(tmp_path)) == 0
-    found = load(tmp_path)
-    assert found["finished"]
+    raw = measured("translate")
+    assert raw["finished"]
     variants = {OURS, SOFTMAX, SPARSEMAX, ENTMAX, FREE}
     want = [
         *((f"documents of {n}", mode, variants | more) for n in (8, 16) for mode, more in MODES),
         ("sentences of 6", "decoding", {OURS, MARIAN}),
     ]
-    assert [(case["shape"], case["mode"], set(case["samples"])) for case in found["cases"]] == want
-    assert all(list(case["computed"]["speedup"]) == [OURS] for case in found["cases"])
-    assert [gate["green"] for gate in found["gates"]] == [True, True]
-    assert {goal["verdict"] for goal in found["goals"]} == {"not measured"}  # toys say nothing about goals
-    assert found["versions"]["transformers"]
-    assert found["versions"]["entmax"]
+    assert [(case["shape"], case["mode"], set(case["samples"])) for case in raw["cases"]] == want
+    assert all(list(case["computed"]["speedup"]) == [OURS] for case in raw["cases"])
+    assert [check["right"] for check in raw["checks"]] == [True, True]
+    assert {goal["verdict"] for goal in raw["goals"]} == {"not measured"}  # toys say nothing about goals
+    assert raw["versions"]["transformers"]
+    assert raw["versions"]["entmax"]
     assert "smoke run" in (tmp_path / "translate.md").read_text()
     assert "<desc>" in (tmp_path / "translate.svg").read_text()
 
@@ -55,7 +49,7 @@ MODES = (("training", {PLAIN}), ("inference", set[str]()))
 
 
 def test_a_wrong_result_gets_no_ratio_and_exit_code_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], measured: Any
 ) -> None:
     right = Attention._attend
 
@@ -65,15 +59,18 @@ def test_a_wrong_result_gets_no_ratio_and_exit_code_1(
 
     monkeypatch.setattr(Attention, "_attend", wrong)
     assert translate.run(quick(tmp_path, modes=("training",))) == 1
-    assert load(tmp_path)["cases"] == []
+    assert measured("translate")["cases"] == []
     assert "WRONG model, float32, ReLUFormer" in capsys.readouterr().out
 
 
 def test_translations_that_do_not_score_what_their_text_does_are_found_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = translate_subjects.Endless.from_config(CONFIG).eval().requires_grad_(False)
-    assert translate_subjects.decoding_gate(model, tokens(3, 7), 9).green
-    monkeypatch.setattr(translate_subjects, "search", spoiled(translate_subjects.search))
-    assert not translate_subjects.decoding_gate(model, tokens(3, 7), 9).green
+    model = translate.Endless.from_config(CONFIG).eval().requires_grad_(False)
+    right, wrong = (Check("sentences", "float32", OURS) for _ in range(2))
+    translate.compare_scores(right, model, tokens(3, 7), 9)
+    assert right.right
+    monkeypatch.setattr(translate, "search", spoiled(translate.search))
+    translate.compare_scores(wrong, model, tokens(3, 7), 9)
+    assert not wrong.right
 
 
 def spoiled(search: Any) -> Any:
@@ -86,27 +83,29 @@ def spoiled(search: Any) -> Any:
 def test_both_translate_into_as_many_tokens_as_asked_for_and_the_last_is_the_end() -> None:
     pytest.importorskip("transformers")
     source = tokens(3, 7)
-    model = translate_subjects.Endless.from_config(CONFIG).eval().requires_grad_(False)
+    model = translate.Endless.from_config(CONFIG).eval().requires_grad_(False)
     steps: list[str] = []
     model.decoder[0].register_forward_hook(lambda *_: steps.append("ours"))
-    for hypotheses in translate_subjects.translation(model, source, 9)():
+    for hypotheses in translate.translation(model, source, 9)():
         assert [len(hypothesis.tokens) for hypothesis in hypotheses] == [8] * 4
     assert steps == ["ours"] * 9
-    peer = translate_subjects.marian(CONFIG)
+    peer = translate.marian(CONFIG)
     steps.clear()
     peer.model.decoder.layers[0].register_forward_hook(lambda *_: steps.append("theirs"))
-    found = translate_subjects.generation(peer, source, 9)()
+    translations = translate.generation(peer, source, 9)()
     assert steps == ["theirs"] * 9
-    assert translate_subjects.marian_fault(found, 9, CONFIG) is None
-    assert "not 8 tokens" in str(translate_subjects.marian_fault(found, 8, CONFIG))
-    found = found.clone()
-    found[1, 4] = CONFIG.end
-    assert "too early" in str(translate_subjects.marian_fault(found, 9, CONFIG))
+    translate.check_lengths(translations, 9, CONFIG)
+    with pytest.raises(CannotMeasureError, match="not 8 tokens"):
+        translate.check_lengths(translations, 8, CONFIG)
+    translations = translations.clone()
+    translations[1, 4] = CONFIG.end
+    with pytest.raises(CannotMeasureError, match="too early"):
+        translate.check_lengths(translations, 9, CONFIG)
 
 
 def test_marian_has_the_shape_of_the_reluformer() -> None:
     pytest.importorskip("transformers")
-    mine, peer = translate_subjects.Endless.from_config(CONFIG), translate_subjects.marian(CONFIG)
+    mine, peer = translate.Endless.from_config(CONFIG), translate.marian(CONFIG)
     own = {name: weight.numel() for name, weight in mine.named_parameters()}
     # What Marian has more: the biases of feed-forward layers; what it has less: gains, and norms at the end of a stack.
     matrices = sum(
@@ -117,19 +116,12 @@ def test_marian_has_the_shape_of_the_reluformer() -> None:
     assert matrices == sum(size for each, size in others.items() if each not in positions)
 
 
-def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = itertools.count()
-
-    def interrupted(*arguments: Any) -> Any:
-        if next(calls) == 1:
-            raise KeyboardInterrupt
-        return race.race(*arguments)
-
-    monkeypatch.setattr(translate, "race", interrupted)
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, measured: Any, stop_at_race: Any) -> None:
+    stop_at_race(1)
     assert translate.run(quick(tmp_path, modes=("inference",))) == 130
-    found = load(tmp_path)
-    assert found["finished"] is None
-    assert [case["shape"] for case in found["cases"]] == ["documents of 8"]
+    raw = measured("translate")
+    assert raw["finished"] is None
+    assert [case["shape"] for case in raw["cases"]] == ["documents of 8"]
 
 
 @pytest.mark.parametrize(
@@ -158,13 +150,14 @@ def test_without_transformers_the_answer_is_how_to_install_it(
 
 
 def test_goals_are_judged_by_the_best_samples_of_each() -> None:
+    training, decoding = {OURS: [3.0, 2.0], SOFTMAX: [2.5, 9.0]}, {OURS: [1.0], MARIAN: [4.0, 3.5]}
+    own: dict[str, Any] = {"ours": (OURS,)}
     cases = [
-        results.Case("documents of 2,048", "float32", "training", 1, 0.0, {OURS: [3.0, 2.0], SOFTMAX: [2.5, 9.0]}),
-        results.Case("sentences of 32", "float32", "decoding", 2, 0.0, {OURS: [1.0], MARIAN: [4.0, 3.5]}),
+        Case("documents of 2,048", "float32", "training", 1, samples=training, items=2048, **own),
+        Case("sentences of 32", "float32", "decoding", 2, samples=decoding, items=64, **own),
     ]
-    options = {"rounds": 2, "config": vars(CONFIG), "tokens": {"documents of 2,048": 2048, "sentences of 32": 64}}
-    run = results.Results(options, {}, {}, [], "2026-01-01", False, 0.0, cases=cases)
-    outcomes = {(goal.text, goal.mode): goals.judge(goal, run) for goal in translate.GOALS}
+    run = Results({"rounds": 2}, {}, {}, "2026-01-01", 0.0, cases=cases, facts={"config": vars(CONFIG)})
+    outcomes = {(goal.text, goal.mode): goal.judge(run) for goal in translate.GOALS}
     softmax = outcomes["against softmax (SDPA), 2,048 tokens", "training"]
     assert (softmax["verdict"], softmax["worst"]) == ("not met", 1.25)
     decoding = outcomes["against Hugging Face's Marian, 4 beams", "decoding"]
@@ -172,4 +165,6 @@ def test_goals_are_judged_by_the_best_samples_of_each() -> None:
     assert outcomes["against softmax (SDPA), 512 tokens", "training"]["verdict"] == "not measured"
     run.machine = {"cpu": "a CPU", "cores": 2, "kernels": "avx2"}
     run.versions = {"nomax": "0", "torch": "0"}
-    assert "| documents of 2,048 | training | 1 | 1,024 | 1.25× |" in markdown(run)
+    assert "| documents of 2,048 | training | 1 | 1,024 | 1.25× |" in tables.markdown(
+        "translate", run, translate.report(run)
+    )

@@ -1,0 +1,154 @@
+"""The figures of benches, as SVG text with a title and a description for those who cannot see them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from nomax import _colours
+from nomax._colours import BAD, GOOD, INK, PAPER
+from nomax.bench.results import Goal, Results, counted
+from nomax.evaluate import figures
+
+STYLE: dict[Any, Any] = {**figures.STYLE, "font.size": 10, "axes.spines.left": False}
+# Apart in shape, too, for those who do not see red and green.
+KEPT: dict[str, Any] = {"marker": "o", "ms": 7, "color": GOOD.light}
+MISSED: dict[str, Any] = {"marker": "X", "ms": 8, "color": BAD.light}
+# All bars are of one φ, and have its colour; those of the second mode are paler.
+STRENGTHS, LETTERS = (1.0, 0.4), (PAPER.light, INK.light)
+
+
+def goal_figure(title: str, goals: Sequence[Goal], results: Results) -> str:
+    """Draw what was measured for each goal, and the bound that it should keep."""
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    panels = [[goal for goal in goals if goal.at_least], [goal for goal in goals if not goal.at_least]]
+    panels = [panel for panel in panels if panel]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9.5, 1.5 + 0.42 * len(goals)), layout="constrained")
+        heights = [len(panel) for panel in panels]
+        axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
+        for axis, panel in zip(axes, panels, strict=True):
+            _draw_goals(axis, panel, results)
+        handles: list[Any] = [
+            Line2D([], [], ls="", label="keeps the bound", **KEPT),
+            Line2D([], [], ls="", label="does not", **MISSED),
+            Line2D([], [], ls="", marker="|", ms=13, mew=2, color=INK.light, label="bound"),
+        ]
+        return _finished(figure, title, handles, results, _goals_in_words(goals, results))
+
+
+def _draw_goals(axis: Any, panel: Sequence[Goal], results: Results) -> None:
+    largest = max(goal.bound for goal in panel)
+    for row, goal in enumerate(panel):
+        for _, value in goal.values(results):
+            axis.plot(value, row, mec=PAPER.light, zorder=3, **(KEPT if goal.kept(value) else MISSED))
+            largest = max(largest, value)
+        axis.plot(goal.bound, row, "|", ms=17, mew=2, color=INK.light, zorder=2)
+    axis.set_yticks(range(len(panel)), [f"{goal.text}, {goal.mode}" for goal in panel])
+    axis.set_ylim(len(panel) - 0.5, -0.5)
+    _scale(axis, largest, "times as fast as the other" if panel[0].at_least else "share of the other's memory")
+
+
+def _goals_in_words(goals: Sequence[Goal], results: Results) -> str:
+    sentences = []
+    for goal in goals:
+        sign = "at least" if goal.at_least else "at most"
+        values = "; ".join(f"{where}: {value:.2f}" for where, value in goal.values(results)) or "not measured"
+        sentences.append(f"{goal.text}, {goal.mode}, {sign} {goal.bound:g}: {values}.")
+    return " ".join(sentences)
+
+
+def speedup_figure(
+    title: str,
+    results: Results,
+    goals: Sequence[Goal],
+    *,
+    peer: tuple[str, str],
+    shapes: Sequence[str],
+    modes: tuple[str, str],
+) -> str:
+    """Draw how many times as fast as a peer, given with its name, ours is: a panel per dtype, a row per shape."""
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    speedups = {
+        (case.shape, case.dtype, case.mode, case.threads): case.speedup(case.ours[0], peer[0])
+        for case in results.cases
+        if case.shape in shapes
+    }
+    threads = sorted({case.threads for case in results.cases}) or [1]
+    dtypes = list(dict.fromkeys(case.dtype for case in results.cases)) or ["float32"]
+    colour = _colours.of(results.cases[0].ours[0] if results.cases else "").light
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9.5, 1.7 + 0.52 * max(len(shapes), 2)), layout="constrained")
+        axes = figure.subplots(1, len(dtypes), sharey=True, squeeze=False)[0]
+        for axis, dtype in zip(axes, dtypes, strict=True):
+            largest = 1.0
+            for row, shape in enumerate(shapes):
+                for place, mode in enumerate(modes):
+                    drawn = [speedups.get((shape, dtype, mode, count)) for count in threads]
+                    bound = None if results.smoke else _bound(goals, peer[0], (shape, dtype, mode))
+                    largest = max(largest, _draw_bar(axis, (row, place), drawn, bound, colour))
+            axis.axvline(1, color=INK.light, lw=1, zorder=5)
+            axis.set_title(dtype, fontsize=11)
+            _scale(axis, largest, f"times as fast as {peer[1]}")
+        axes[0].set_yticks(range(len(shapes)), shapes)
+        axes[0].set_ylim(len(shapes) - 0.4, -0.6)
+
+        first, *more = [counted(count, "thread") for count in threads]
+        handles: list[Any] = [
+            Patch(color=colour, alpha=strength, lw=0, label=f"{mode}, {first}")
+            for mode, strength in zip(modes, STRENGTHS, strict=True)
+        ]
+        if more:
+            handles.append(Line2D([], [], ls="", marker="o", ms=5, mfc=PAPER.light, mec=INK.light, label=more[-1]))
+        handles.append(Line2D([], [], ls="", marker="|", ms=11, mew=2, color=BAD.light, label="goal"))
+        words = [f"How many times as fast as {peer[1]} ours is."]
+        for (*setting, count), speedup in speedups.items():
+            if speedup is not None:
+                words.append(f"{', '.join(map(str, setting))}, {counted(count, 'thread')}: {speedup:.2f}.")
+        return _finished(figure, title, handles, results, " ".join(words))
+
+
+def _draw_bar(
+    axis: Any, place: tuple[int, int], speedups: list[float | None], bound: float | None, colour: str
+) -> float:
+    """Draw the bar of the fewest threads and the dot of the most; return the largest number drawn."""
+    measured = [speedup for speedup in speedups if speedup is not None]
+    if not measured:
+        return 0.0
+    row, mode = place
+    height = 0.36
+    y = row + (height / 2 if mode else -height / 2)
+    axis.barh(y, speedups[0] or 0, height * 0.92, color=colour, alpha=STRENGTHS[mode], lw=0, zorder=2)
+    if len(speedups) > 1 and speedups[-1] is not None:
+        axis.plot(speedups[-1], y, "o", ms=5, mfc=PAPER.light, mec=INK.light, zorder=4)
+    if bound is not None:
+        axis.plot(bound, y, "|", ms=11, mew=2, color=BAD.light, zorder=3)
+    if speedups[0] is not None:
+        settings: dict[str, Any] = {"textcoords": "offset points", "va": "center", "zorder": 6}
+        axis.annotate(f"{speedups[0]:.2f}", (0, y), (4, -0.5), fontsize=8.5, color=LETTERS[mode], **settings)
+    return max(*measured, bound or 0.0)
+
+
+def _bound(goals: Sequence[Goal], peer: str, case: tuple[str, str, str]) -> float | None:
+    """Return the speed-up over a peer that is wanted for a shape, dtype and mode, if one is."""
+    wanted = [goal for goal in goals if (goal.quantity, goal.peer, goal.ours) == ("speedup", peer, ())]
+    return next((goal.bound for goal in wanted if goal.about(*case)), None)
+
+
+def _scale(axis: Any, largest: float, label: str) -> None:
+    axis.set_xlim(0, largest * 1.08)
+    axis.set_xlabel(label)
+    axis.grid(axis="x", zorder=0)
+    axis.set_axisbelow(True)
+    axis.tick_params(length=0)
+
+
+def _finished(figure: Any, title: str, handles: list[Any], results: Results, description: str) -> str:
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+    figure.suptitle(title + (" (smoke run)" if results.smoke else ""), fontsize=12.5, fontweight="bold")
+    return figures.rendered(figure, ".svg", title, description).decode()
