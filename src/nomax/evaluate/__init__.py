@@ -1,12 +1,14 @@
-"""What a trained model can do and how it attends: accuracy, BLEU, few-shot probes, row statistics, attention maps."""
+"""Evaluate trained models, and look into them: accuracy, BLEU, few-shot probes, row statistics, attention maps.
+
+The command `nomax X` is in X.py: evaluate, predict, probe, rows, maps, translate, generate.
+"""
 
 from nomax.evaluate import features, fewshot, subset, translation
-from nomax.evaluate.accuracy import Score, classify
+from nomax.evaluate.accuracy import LabelMap, Score, classify, subset_accuracy
+from nomax.evaluate.attention_weights import HeadRows, row_statistics, text_row_statistics
 from nomax.evaluate.maps import attention_maps
 from nomax.evaluate.predict import Guess, Prediction, predict
-from nomax.evaluate.rows import HeadRows, row_statistics, text_row_statistics
-from nomax.evaluate.runs import Run, TextRun, load, load_text
-from nomax.evaluate.subset import LabelMap, subset_accuracy
+from nomax.evaluate.runs import Run, TextRun, TrainedImageModel, TrainedTextModel, load, load_text
 
 __all__ = [
     "Guess",
@@ -16,6 +18,8 @@ __all__ = [
     "Run",
     "Score",
     "TextRun",
+    "TrainedImageModel",
+    "TrainedTextModel",
     "attention_maps",
     "classify",
     "features",

@@ -1,25 +1,34 @@
-"""Accuracy on a test set, over all of the head's classes and over a subset of them, a batch at a time."""
+"""Accuracy on a test set, over all of the head's classes and over a subset of them, a batch at a time.
 
+A subset asks a head with many classes about a few of them: ImageNet-1k from ImageNet-21k.
+"""
+
+import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
+from nomax import _compat, data
 from nomax.data import Source
 from nomax.data.batches import evaluation_batches
 from nomax.data.source import listed
 from nomax.data.transforms import Evaluation
-from nomax.evaluate.subset import LabelMap, subset_predictions
 from nomax.models import ViT
 
 Match = Literal["name", "order"]
+Columns = Tensor | npt.NDArray[np.int64] | Sequence[int]
 
 
 @dataclass(frozen=True)
 class Score:
-    """How many images were recognised."""
+    """The number of images that were recognised."""
 
     right: int
     images: int
@@ -28,6 +37,28 @@ class Score:
     def accuracy(self) -> float:
         """The share of images that were recognised; NaN if there was none."""
         return self.right / self.images if self.images else float("nan")
+
+
+@dataclass(frozen=True)
+class LabelMap:
+    """The column of a large head that stands for each class of a smaller set; −1 where none does."""
+
+    name: str
+    columns: npt.NDArray[np.int64]
+    head: int
+    """The number of columns of the head."""
+    names: tuple[str, ...] = ()
+    """The names of the classes, in the order of `columns`."""
+
+    def __post_init__(self) -> None:
+        known = self.columns[self.columns >= 0]
+        if not len(known) or len(np.unique(known)) != len(known) or known.max() >= self.head:
+            raise ValueError(f"the subset {self.name} must name different columns from 0 to {self.head - 1}.")
+
+    @property
+    def absent(self) -> list[int]:
+        """The classes that the head has no column for: their images count as wrong."""
+        return [int(place) for place in np.flatnonzero(self.columns < 0)]
 
 
 def classify(
@@ -41,7 +72,7 @@ def classify(
     workers: int = 0,
     report: Callable[[int], None] = lambda done: None,
 ) -> tuple[Score, Score | None]:
-    """The score over the whole head and, if there is one, over the subset.
+    """Return the score over the whole head and, if there is one, over the subset.
 
     Classes of the data set are found in the head by their names, where the model says them; names that differ are an
     error. With match="order" the numbers of the classes count instead.
@@ -50,16 +81,16 @@ def classify(
     the subset's classes, as ImageNet-1k for a model of ImageNet-21k: then the head's score counts an image as right if
     its class wins against all others of the head. Logits exist for one batch at a time.
     """
-    found = match_classes(model, source, subset, match)
+    matching = match_classes(model, source, subset, match)
     where = next(model.parameters())
     counts = np.zeros((2, 2), np.int64)  # the head and the subset; right and all
     with torch.inference_mode(), evaluation_batches(source, transform, batch_size, workers=workers) as batches:
         for images, labels in batches:
             logits = model(images.to(where)).float().cpu()
-            wanted = found.to_head[labels]
+            wanted = matching.to_head[labels]
             counts[0] += (int((logits.argmax(1) == wanted).sum()), len(labels))
             if subset is not None:
-                wanted = found.to_subset[labels]
+                wanted = matching.to_subset[labels]
                 inside = wanted >= 0
                 predicted = subset_predictions(logits[inside], subset.columns)
                 counts[1] += (int((predicted == wanted[inside]).sum()), int(inside.sum()))
@@ -68,13 +99,33 @@ def classify(
     return of_head, None if subset is None else of_subset
 
 
+def subset_accuracy(logits: Tensor, labels: Tensor, columns: Columns) -> float:
+    """Return the share of images whose class has the largest logit among the chosen columns.
+
+    logits: [images, head]; columns: one column of the head per class, or −1; labels: places in `columns`.
+    """
+    if logits.ndim != 2 or len(logits) == 0 or labels.shape != logits.shape[:1]:
+        shapes = f"{list(logits.shape)} and {list(labels.shape)}"
+        raise ValueError(f"logits and labels have the shapes {shapes}; they must be [images, head] and [images].")
+    return int((subset_predictions(logits, columns) == labels.to(logits.device)).sum()) / len(logits)
+
+
+def subset_predictions(logits: Tensor, columns: Columns) -> Tensor:
+    """Return the place in `columns` of each image's largest logit among them."""
+    chosen = torch.as_tensor(columns, dtype=torch.int64, device=logits.device)
+    if chosen.ndim != 1 or not len(chosen) or int(chosen.max()) >= logits.shape[1] or int(chosen.min()) < -1:
+        raise ValueError(f"columns must hold numbers from 0 to {logits.shape[1] - 1}, or -1 for a class without one.")
+    among = logits[:, chosen.clamp(min=0)]
+    return among.masked_fill(chosen < 0, -torch.inf).argmax(1)
+
+
 class Matching(NamedTuple):
     """For each class of a data set its column in a head and its place in a subset, −1 where it has none."""
 
-    to_head: torch.Tensor
-    to_subset: torch.Tensor
+    to_head: Tensor
+    to_subset: Tensor
     note: str = ""
-    """What to tell about it."""
+    """A remark for the user."""
 
 
 def match_classes(model: ViT, source: Source, subset: LabelMap | None = None, match: Match = "name") -> Matching:
@@ -106,8 +157,8 @@ def match_classes(model: ViT, source: Source, subset: LabelMap | None = None, ma
     )
 
 
-def _columns(model: ViT, source: Source, match: Match) -> tuple[torch.Tensor, str]:
-    """For each class of a data set its column in the head, and how they were matched."""
+def _columns(model: ViT, source: Source, match: Match) -> tuple[Tensor, str]:
+    """Return the column in the head of each class of a data set, and how they were matched."""
     head, known, here = model.config.num_classes, model.config.classes, tuple(source.classes)
     order = torch.arange(len(here))
     if len(here) != head:
@@ -135,8 +186,8 @@ def _columns(model: ViT, source: Source, match: Match) -> tuple[torch.Tensor, st
     )
 
 
-def _places(source: Source, subset: LabelMap, match: Match) -> tuple[torch.Tensor, str]:
-    """For each class of a data set its place in the subset, and how they were matched."""
+def _places(source: Source, subset: LabelMap, match: Match) -> tuple[Tensor, str]:
+    """Return the place in the subset of each class of a data set, and how they were matched."""
     place, here = {name: number for number, name in enumerate(subset.names)}, tuple(source.classes)
     if set(here) == set(place):
         return torch.tensor([place[name] for name in here]), ""
@@ -155,3 +206,60 @@ _OR_ORDER = ", or, if they are the same classes in the same order under other na
 def _without(names: Sequence[str], others: Collection[str]) -> list[str]:
     known = set(others)
     return [name for name in names if name not in known]
+
+
+def load_subset(name: str, classes: Sequence[str]) -> LabelMap:
+    """Load a subset by its name, imagenet1k or icons, or from a file about the classes of a data set."""
+    if name in SUBSETS:
+        return SUBSETS[name]()
+    if not Path(name).is_file():
+        raise FileNotFoundError(f"--subset {name}: no such file, nor one of the subsets {', '.join(SUBSETS)}.")
+    return read_subset(Path(name), classes)
+
+
+def imagenet_1k_in_21k() -> LabelMap:
+    """Map the 1,000 classes of ImageNet-1k to columns of ImageNet-21k's 21,843, by the WordNet ids that timm carries.
+
+    999 of them have one: ImageNet-21k has no n04399382, the teddy bear.
+    """
+    _compat.timm()
+    folder = resources.files("timm.data") / "_info"
+    large, small = (
+        (folder / name).read_text(encoding="utf-8").split()
+        for name in ("imagenet21k_goog_synsets.txt", "imagenet_synsets.txt")
+    )
+    if (len(large), len(small)) != (21_843, 1_000):
+        raise ValueError(
+            f"timm's synset lists have {len(large)} and {len(small)} entries instead of 21,843 and 1,000: "
+            "install another version of timm."
+        )
+    place = {synset: column for column, synset in enumerate(large)}
+    return LabelMap("imagenet1k", np.array([place.get(synset, -1) for synset in small]), len(large), tuple(small))
+
+
+def frequent_icons() -> LabelMap:
+    """Map the icons' classes with at least 30 drawings to columns of all of them."""
+    meta = data.meta("icons")
+    columns = np.array(meta["subset"], np.int64)
+    return LabelMap("icons", columns, len(meta["classes"]), tuple(meta["classes"][column] for column in columns))
+
+
+SUBSETS = {"imagenet1k": imagenet_1k_in_21k, "icons": frequent_icons}
+
+
+def read_subset(path: Path, classes: Sequence[str]) -> LabelMap:
+    """Read a file: a JSON list, or one per line, of columns or of names of `classes`; # begins a comment."""
+    text = path.read_text(encoding="utf-8")
+    entries = json.loads(text) if text.lstrip().startswith("[") else [line.strip() for line in text.splitlines()]
+    place = {name: column for column, name in enumerate(classes)}
+    columns = []
+    for entry in entries:
+        if entry == "" or str(entry).startswith("#"):
+            continue
+        if entry in place:
+            columns.append(place[entry])
+        elif str(entry).isdecimal() and int(entry) < len(classes):
+            columns.append(int(entry))
+        else:
+            raise ValueError(f"{path}: {entry!r} is neither one of the {len(classes)} classes nor the column of one.")
+    return LabelMap(path.name, np.array(columns, np.int64), len(classes), tuple(classes[column] for column in columns))

@@ -22,6 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nomax.data import Source
+from nomax.data.batches import evaluation_batches
+from nomax.data.transforms import Evaluation
+from nomax.models import ViT
+
 SHOTS = (1, 5, 10, 25)
 SEEDS = (0, 1, 2)
 RIDGE = 2.0**10
@@ -30,10 +35,56 @@ CONSTANT = 100.0
 EPSILON = 1e-5
 LARGE = 2**27  # multiply-adds of XᵀX or XXᵀ; below, float64 costs next to nothing
 ROUNDING = 1 / 64  # what float32 may blur XᵀX by, at worst, as a part of l2; beyond, float64 is used whatever it costs
-COLUMNS = 1024  # of scores, that are computed together
+COLUMNS = 1024  # of scores that are computed together
 ROWS = 1024  # test images that are looked at together
+WHOLE_BELOW = 64  # pixels; smaller models see whole images in training, and so they do here
 
 Array = npt.NDArray[Any] | Tensor | Sequence[Any]
+
+
+def features(
+    model: ViT,
+    source: Source,
+    *,
+    batch_size: int = 64,
+    workers: int = 0,
+    report: Callable[[int], None] = lambda done: None,
+) -> tuple[Tensor, Tensor]:
+    """Return what the model's head sees of every image, float32 [images, width], and the labels.
+
+    workers: processes that prepare images; report: called with the number of images of each batch that is done.
+    """
+    if len(source) == 0:
+        raise ValueError("the data set has no images.")
+    where = next(model.parameters())
+    # One tensor from the beginning: to join parts at the end would take twice the memory.
+    seen, labels, done = torch.empty(0), torch.empty(len(source), dtype=torch.int64), 0
+    with (
+        torch.inference_mode(),
+        evaluation_batches(source, probe_transform(model), batch_size, workers=workers) as batches,
+    ):
+        for images, of_batch in batches:
+            part = model.features(images.to(where)).float().cpu()
+            if not done:
+                seen = torch.empty(len(source), part.shape[1])
+            place = slice(done, done + len(part))
+            seen[place], labels[place] = part, of_batch
+            done += len(part)
+            report(len(part))
+    return seen[:done], labels[:done]  # broken images are left out if the source was told so
+
+
+def probe_transform(model: ViT) -> Evaluation:
+    """Return the probe's preparation of images: squeezed into a square 256/224 as wide as the model's, then its centre.
+
+    Without antialiasing, as big_vision has it. A model of small images gets them whole.
+    """
+    height, width = model.config.image
+    if height != width:
+        raise ValueError(f"this model takes images of {height}×{width} pixels; probes are defined for square ones.")
+    if height < WHOLE_BELOW:
+        return Evaluation(height, "resize", model.config.channels)
+    return Evaluation(height, "square", model.config.channels, antialias=False)
 
 
 def accuracy(
@@ -43,9 +94,10 @@ def accuracy(
     test_y: Array,
     shots: int = 10,
     seed: int = 0,
+    *,
     l2: float = RIDGE,
 ) -> float:
-    """The share of test images that a probe gets right after seeing `shots` training images of each class.
+    """Return the share of test images that a probe gets right after seeing `shots` training images of each class.
 
     train_x, test_x: features, [images, width]; train_y, test_y: integer labels. numpy arrays or torch tensors.
     seed: chooses the training images, exactly as big_vision does; a class with fewer than `shots` images gives all.
@@ -64,7 +116,7 @@ def accuracies(
     *,
     places: npt.NDArray[np.int64] | None = None,
 ) -> npt.NDArray[np.float64]:
-    """The accuracy for all numbers of shots, seeds and regularisers: [shots, seeds, l2]. Arguments as in `accuracy`.
+    """Return the accuracy for all shots, seeds and regularisers: [shots, seeds, l2]. Arguments as in `accuracy`.
 
     places: if train_x holds only some of train_y's images, which ones, ascending; `needed` tells which it takes.
     """
@@ -103,7 +155,7 @@ def accuracies(
 
 
 def shuffled(labels: npt.NDArray[np.int64], seed: int) -> list[npt.NDArray[np.int64]]:
-    """The places of each class in `labels`, in the order in which shots are taken from them."""
+    """Return the places of each class in `labels`, in the order in which shots are taken from them."""
     generator = np.random.default_rng(seed)
     places = np.argsort(labels, kind="stable")
     _, starts = np.unique(labels[places], return_index=True)
@@ -111,7 +163,7 @@ def shuffled(labels: npt.NDArray[np.int64], seed: int) -> list[npt.NDArray[np.in
 
 
 def needed(labels: npt.NDArray[np.int64], shots: Sequence[int], seeds: Sequence[int]) -> npt.NDArray[np.int64]:
-    """The places, ascending, of all training images that some probe will look at: most data sets have far more."""
+    """Return the places, ascending, of all training images that some probe looks at: most data sets have far more."""
     most = max(shots)
     return np.unique(np.concatenate([of_class[:most] for seed in seeds for of_class in shuffled(labels, seed)]))
 
@@ -126,13 +178,13 @@ class Probe:
     counts: Tensor
 
     def bias(self, l2: float) -> Tensor:
-        """What the constant feature adds to the score of each class."""
+        """Return what the constant feature adds to the score of each class."""
         images = self.counts.sum()
         return CONSTANT**2 * (2 * self.counts - images) / (CONSTANT**2 * images + l2)
 
 
 def fit(features: Tensor, rows: Tensor, counts: Sequence[int], l2: Sequence[float]) -> Probe:
-    """The probe of some rows of features, which are sorted by class, `counts` of each, for use with these l2.
+    """Fit a probe to some rows of features, which are sorted by class, `counts` of each, for use with these l2.
 
     It is computed in float64, as exactly as float32 features allow; where that would take long, in float32, if its
     rounding of XᵀX, at most about images · width · 2⁻²³, is small enough against the smallest l2.
@@ -163,7 +215,7 @@ def fit(features: Tensor, rows: Tensor, counts: Sequence[int], l2: Sequence[floa
 
 
 def _products(x: Tensor, blocks: int = 4) -> Tensor:
-    """XᵀX, of which the part far above the diagonal is left zero: nobody reads it."""
+    """Return XᵀX, of which the part far above the diagonal is left zero: nobody reads it."""
     width = x.shape[1]
     products = x.new_zeros(width, width)
     step = math.ceil(width / blocks)
@@ -173,7 +225,7 @@ def _products(x: Tensor, blocks: int = 4) -> Tensor:
 
 
 def _factorised(matrix: Tensor, right: Tensor, regularisers: int) -> Callable[[float], Tensor]:
-    """A function from l2 to the solution W of (matrix + l2·I)·W = right. Only the matrix's lower triangle is read."""
+    """Return a function from l2 to the solution W of (matrix + l2·I)·W = right. Only the lower triangle is read."""
     if regularisers == 1:
 
         def solve(ridge: float) -> Tensor:
@@ -193,7 +245,7 @@ def _groups(items: Iterator[tuple[Tensor, Tensor]], size: int) -> Iterator[list[
 
 
 def _right(test: Tensor, centre: Tensor, expected: Tensor, probes: Sequence[tuple[Tensor, Tensor]]) -> list[int]:
-    """How many test images each of some probes gets right."""
+    """Count the test images that each of some probes gets right."""
     weights = torch.cat([weights for weights, _ in probes], 1)
     bias = torch.cat([bias for _, bias in probes])
     right = torch.zeros(len(probes), dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""What the figures of this folder share: the look, and words for those who cannot see them."""
+"""The look of all figures, and words for those who cannot see them."""
 
 import io
 import re
@@ -47,14 +47,14 @@ def require() -> Any:
 
 
 def check_format(path: Path) -> Path:
-    """The path, if its ending names a format that we write."""
+    """Return the path, if its ending names a format that we write."""
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"--output {path}: a picture ends in {' or '.join(FORMATS)}.")
     return path
 
 
 def rendered(figure: Any, kind: str, title: str, description: str) -> bytes:
-    """A figure as the bytes of an .svg or .png file, with its title and description inside.
+    """Return a figure as the bytes of an .svg or .png file, with its title and description inside.
 
     An .svg turns dark with what is around it: its colours are those of nomax._colours.
     """

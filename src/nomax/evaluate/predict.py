@@ -1,24 +1,35 @@
-"""What a classifier says about image files: the most probable classes by name."""
+"""`nomax predict`: what a trained image model says about image files, the most probable classes by name."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+import csv
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import tyro
 from PIL import Image
+from rich.box import SIMPLE_HEAD
+from rich.text import Text
 from torch import Tensor
 
+from nomax._files import atomic
+from nomax.console import Console, Table
 from nomax.data import images as files
 from nomax.data.batches import floats
-from nomax.data.images import DataError
+from nomax.data.images import EXTENSIONS, DataError
 from nomax.data.workers import CHUNK, Maker, Request, made_by
+from nomax.evaluate import terminal
+from nomax.evaluate.runs import TrainedImageModel, load
 
-if TYPE_CHECKING:
-    from nomax.evaluate.runs import Run
+SHOWN = 20  # images that are in the table where a file gets them all
 
 Picture = str | Path | Image.Image
 
@@ -34,7 +45,7 @@ class Guess(NamedTuple):
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says about an image."""
+    """The answer of a model to an image."""
 
     image: str
     """Its path."""
@@ -44,57 +55,68 @@ class Prediction:
     """Why it cannot be read."""
 
 
+Write = Callable[[Prediction], None]
+
+
 def predict(
-    run: "Run", images: Sequence[Picture], top: int = 5, *, batch_size: int = 64, workers: int = 0
+    trained: TrainedImageModel, images: Sequence[Picture], top: int = 5, *, batch_size: int = 64, workers: int = 0
 ) -> Iterator[Prediction]:
-    """The most probable classes of images: files, or images of Pillow. They are prepared as evaluation prepares them.
+    """Predict the most probable classes of images: files, or images of Pillow, prepared as evaluation prepares them.
 
     An image that cannot be read gets a prediction that says why. workers: processes that prepare images.
     """
-    config = run.model.config
+    config = trained.model.config
     if config.num_classes == 0:
-        raise ValueError(f"{run.name} has no head (num_classes=0), so it knows no classes.")
+        raise ValueError(f"{trained.name} has no head (num_classes=0), so it knows no classes.")
     if top < 1 or batch_size < 1:
         raise ValueError(f"top={top} and batch_size={batch_size} must be at least 1.")
-    maker = Maker(_Pictures(images), run.transform, 0, replace=False)
-    return _predictions(run, maker, min(top, config.num_classes), min(batch_size, CHUNK), workers)
+    maker = Maker(Pictures(images), trained.transform, 0, replace=False)
+    return _predictions(trained, maker, min(top, config.num_classes), min(batch_size, CHUNK), workers)
 
 
-def _predictions(run: "Run", maker: Maker, top: int, size: int, workers: int) -> Iterator[Prediction]:
-    source, names = maker.source, run.model.config.classes
+def _predictions(trained: TrainedImageModel, maker: Maker, top: int, size: int, workers: int) -> Iterator[Prediction]:
+    source, names = maker.source, trained.model.config.classes
     steps = [np.arange(start, min(start + size, len(source))) for start in range(0, len(source), size)]
     requests = (Request(step, numbers, numbers) for step, numbers in enumerate(steps))
     with closing(made_by(maker, requests, workers)) as batches:
         for numbers, made in zip(steps, batches, strict=True):
             if isinstance(made, DataError):
                 raise made
-            values, labels = _most_probable(run, floats(made.pixels, maker.transform.channels), top)
-            found = dict(zip(made.labels.tolist(), zip(values, labels, strict=True), strict=True))
+            values, labels = _most_probable(trained, floats(made.pixels, maker.transform.channels), top)
+            likeliest = dict(zip(made.labels.tolist(), zip(values, labels, strict=True), strict=True))
             for number in numbers.tolist():
                 name = source.name(number)
-                if number not in found:
+                if number not in likeliest:
                     yield Prediction(name, (), made.skipped[name])
                     continue
-                pairs = zip(*found[number], strict=True)
+                pairs = zip(*likeliest[number], strict=True)
                 guesses = (Guess(str(label) if names is None else names[label], value, label) for value, label in pairs)
                 yield Prediction(name, tuple(guesses))
 
 
-def _most_probable(run: "Run", images: Tensor, top: int) -> tuple[list[list[float]], list[list[int]]]:
-    """The largest probabilities of each image, and which classes they are of."""
+def _most_probable(trained: TrainedImageModel, images: Tensor, top: int) -> tuple[list[list[float]], list[list[int]]]:
+    """Return the largest probabilities of each image, and which classes they are of."""
     if not len(images):
         return [], []
     with torch.inference_mode():
-        logits = run.model(images.to(next(run.model.parameters()))).float().cpu()
+        logits = trained.model(images.to(next(trained.model.parameters()))).float().cpu()
     if not torch.isfinite(logits).all():
-        raise FloatingPointError(f"{run.name}: what the model computes is not finite.")
+        raise FloatingPointError(f"{trained.name}: what the model computes is not finite.")
     # By logits, which tell apart what rounds to the same probability; of equal ones the first, as argmax has it.
     labels = logits.sort(dim=-1, descending=True, stable=True).indices[:, :top]
-    shares = logits.sigmoid() if run.probabilities == "sigmoid" else logits.softmax(-1)
+    shares = logits.sigmoid() if trained.probabilities == "sigmoid" else logits.softmax(-1)
     return shares.gather(-1, labels).tolist(), labels.tolist()
 
 
-class _Pictures:
+def predict_one(trained: TrainedImageModel, image: Picture, top: int = 5) -> tuple[Guess, ...]:
+    """Return the most probable classes of one image; one that cannot be read is an error."""
+    (prediction,) = predict(trained, [image], top)
+    if prediction.error:
+        raise DataError(prediction.error)
+    return prediction.guesses
+
+
+class Pictures:
     """Images as a source, in which the label of an image is its number."""
 
     on_error = "skip"
@@ -108,13 +130,189 @@ class _Pictures:
         return len(self.images)
 
     def image(self, index: int) -> Image.Image:
-        """The image with this number; of a file only the header is read here."""
+        """Return the image with this number; of a file only the header is read here."""
         image = self.images[index]
         if isinstance(image, Image.Image):
             return image
         return files.opened(files.read(Path(image), self.name(index)), self.name(index))
 
     def name(self, index: int) -> str:
-        """What an error calls this image."""
+        """Return what an error calls this image."""
         image = self.images[index]
         return f"image {index}" if isinstance(image, Image.Image) else str(image)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Say what images show: the most probable classes of each, as a table and, with --output, as JSON or CSV.
+
+    For example: nomax predict runs/mine photo.jpg more-photos --top 3. Images are prepared as in evaluation, which the
+    model itself says. Probabilities are those that the loss of its training speaks of: sigmoids, each class by itself,
+    or a softmax. An image that cannot be read is named, the others go on, and the exit code is 1.
+    """
+
+    run: terminal.OneRun
+    """A run folder that `nomax train vit` wrote, a saved model, or a model of the hub."""
+    images: tyro.conf.Positional[
+        Annotated[tuple[str, ...], tyro.conf.arg(metavar="IMAGE [IMAGE ...]", help_behavior_hint="(at least one)")]
+    ]
+    """Image files, or folders: all image files below them."""
+    top: int = 5
+    """Number of classes for each image, the most probable first."""
+    batch_size: int = 64
+    """Images that pass through the model at a time, at most 256."""
+    workers: int = 0
+    """Processes that prepare images."""
+    device: str | None = None
+    """cpu, cuda, …; if not given, a GPU if there is one."""
+    output: Path | None = None
+    """Write all predictions into this file, too: .json, or .csv with a row for each class of each image."""
+
+
+def run(options: Options) -> int:
+    """Return 0, 1 if images cannot be read or results cannot be written, or 2 if the options cannot be served."""
+    console = Console()
+    shown: list[Prediction] = []
+    done = broken = 0
+    try:
+        _check_output(options.output)
+        paths = _image_files(options.images)
+        trained = load(options.run, options.device)
+        predictions = predict(trained, paths, options.top, batch_size=options.batch_size, workers=options.workers)
+        with terminal.progress(console) as progress, _writing(options.output, trained) as write:
+            report = terminal.add_bar(progress, trained.title, len(paths))
+            for prediction in predictions:
+                done += 1
+                write(prediction)
+                report(1)
+                if prediction.error:
+                    broken += 1
+                    print(f"nomax predict: {_printable(prediction.error)}", file=sys.stderr)
+                elif options.output is None or len(shown) < SHOWN:
+                    shown.append(prediction)
+    except terminal.EXPECTED as error:
+        terminal.print_error("predict", error)
+        return 1 if done else 2
+    if shown:
+        console.print(_table(shown))
+    for text in _unknown(trained):
+        console.print(text)
+    if options.output is not None:
+        more = f" The table has the first {len(shown)}." if done - broken > len(shown) else ""
+        console.print(f"Written: {options.output}.{more}")
+    if broken:
+        print(f"nomax predict: {broken:,} of {done:,} images could not be read.", file=sys.stderr)
+    return 1 if broken else 0
+
+
+def _image_files(given: Sequence[str]) -> list[str]:
+    """Return the files, and those below folders, in the order of their names."""
+    if not given:
+        raise ValueError("give at least one image, or a folder of images, after the run.")
+    paths: list[str] = []
+    for path in given:
+        if not os.path.isdir(path):
+            paths.append(path)
+            continue
+        inside = list(_below(path))
+        if not inside:
+            raise ValueError(f"{path} has no image files ({', '.join(sorted(EXTENSIONS))}).")
+        paths += inside
+    return paths
+
+
+def _below(folder: str) -> Iterator[str]:
+    def fail(error: OSError) -> None:
+        raise error
+
+    for place, folders, names in os.walk(folder, onerror=fail):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if not name.startswith(".") and name.rpartition(".")[2].lower() in EXTENSIONS:
+                yield os.path.join(place, name)
+
+
+def _check_output(path: Path | None) -> None:
+    terminal.check_output(path)
+    if path is not None and path.suffix.lower() not in (".json", ".csv"):
+        raise ValueError(f"--output {path} must end in .json or .csv.")
+
+
+@contextmanager
+def _writing(path: Path | None, trained: TrainedImageModel) -> Iterator[Write]:
+    """Open a function that writes each prediction as it comes: however many there are, none is kept in memory."""
+    if path is None:
+        yield lambda prediction: None
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A path that is not UTF-8 is spelled as JSON spells it.
+    with atomic(path) as raw:
+        file = io.TextIOWrapper(raw, "utf-8", "backslashreplace", newline="")
+        try:
+            if path.suffix.lower() == ".csv":
+                yield _csv(file)
+            else:
+                yield from _json(file, trained)
+        finally:
+            file.detach()
+
+
+def _csv(file: io.TextIOWrapper) -> Write:
+    rows = csv.writer(file)
+    rows.writerow(["image", "rank", "class", "label", "probability", "error"])
+
+    def write(prediction: Prediction) -> None:
+        for rank, guess in enumerate(prediction.guesses, 1):
+            rows.writerow([prediction.image, rank, guess.name, guess.label, f"{guess.probability:.6g}", ""])
+        if prediction.error:
+            rows.writerow([prediction.image, "", "", "", "", prediction.error])
+
+    return write
+
+
+def _json(file: io.TextIOWrapper, trained: TrainedImageModel) -> Iterator[Write]:
+    about = {"run": trained.title, "phi": trained.model.config.phi, "probabilities": trained.probabilities or "softmax"}
+    file.write(json.dumps(about, ensure_ascii=False)[:-1] + ', "results": [')
+    separator = "\n"
+
+    def write(prediction: Prediction) -> None:
+        nonlocal separator
+        guesses = [{"class": g.name, "label": g.label, "probability": g.probability} for g in prediction.guesses]
+        entry: dict[str, Any] = {"image": prediction.image, "guesses": guesses}
+        entry |= {"error": prediction.error} if prediction.error else {}
+        file.write(separator + json.dumps(entry, ensure_ascii=False))
+        separator = ",\n"
+
+    yield write
+    file.write("\n]}\n")
+
+
+def _table(shown: Sequence[Prediction]) -> Table:
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("image", overflow="fold")
+    table.add_column("class", overflow="fold")
+    table.add_column("probability", justify="right", no_wrap=True)
+    for prediction in shown:
+        for rank, guess in enumerate(prediction.guesses):
+            image = "" if rank else _printable(prediction.image)
+            table.add_row(Text(image), Text(_printable(guess.name)), f"{guess.probability:.2%}")
+        table.add_section()
+    return table
+
+
+def _unknown(trained: TrainedImageModel) -> list[str]:
+    """Say what the model does not say about itself, if it comes from elsewhere or is old."""
+    config = trained.model.config
+    told = []
+    if config.classes is None:
+        told.append("The model does not say what its classes are called: these are their numbers.")
+    if config.preprocessing is None and trained.config is None:
+        told.append(f"The model does not say how it wants images: they were prepared as {trained.transform}.")
+    if trained.probabilities is None:
+        told.append("The model does not say which loss it was trained with: probabilities are a softmax.")
+    return told
+
+
+def _printable(text: str) -> str:
+    """Return the text without characters that could act on the terminal."""
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)

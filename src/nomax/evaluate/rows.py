@@ -1,139 +1,241 @@
-"""How the weights of a model's attention are spread over the keys, layer by layer and head by head."""
+"""`nomax rows`: statistics of a model's attention weights, per layer and head, as a table and a figure."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
-from nomax.data.text import Example
-from nomax.evaluate.watch import looks, watch
-from nomax.models import ReLUFormer, ViT
-from nomax.phi import ACTIVATIONS, ROW_MAPS, Phi
+from nomax import _colours
+from nomax._files import write, write_json
+from nomax.console import Console, Progress, Table
+from nomax.data.batches import evaluation_batches
+from nomax.data.source import part
+from nomax.evaluate import figures, terminal
+from nomax.evaluate.attention_weights import HeadRows, row_statistics, text_row_statistics
+from nomax.evaluate.runs import TrainedImageModel, TrainedTextModel, load_all, load_any
+from nomax.train import text_data
 
-PARTS = ("encoder", "decoder", "source")
+COLUMNS = {
+    "mean weight × L": "row_sum",
+    "± row sums": "row_sum_sd",
+    "zeros": "zeros",
+    "empty rows": "empty",
+    "entropy": "entropy",
+    "effective keys": "effective_keys",
+}
+TITLE = "How attention weights are spread over the keys"
+PANELS = {
+    "row_sum": "mean weight × L\n(= mean row sum)",
+    "row_sum_sd": "standard deviation\nof row sums",
+    "zeros": "share of exact zeros",
+    "entropy": "entropy of a row, nats",
+    "effective_keys": "effective number of keys",
+}
+NAMES = {"encoder": "encoder", "decoder": "decoder", "source": "decoder, to the source"}
 
 
 @dataclass(frozen=True)
-class HeadRows:
-    """Statistics of one head's weights a_ij, over all queries i of some images or texts."""
+class Options:
+    """Measure how a model's attention weights are spread over the keys, layer by layer and head by head.
 
-    layer: int
-    head: int
-    length: float
-    """L, the number of keys that a query sees; of text the mean over queries."""
-    mean_weight: float
-    """E[a]; 1/L in softmax."""
-    row_sum: float
-    """The mean of Σ_j a_ij. With one L for all i it is L·E[a]: how large weights are against softmax's 1/L."""
-    row_sum_sd: float
-    """The standard deviation of Σ_j a_ij."""
-    zeros: float
-    """The share of weights that are exactly zero, of keys that the query sees."""
-    empty: float
-    """The share of queries whose weights are all zero; entropy and effective_keys leave them out."""
-    entropy: float
-    """The mean entropy, in nats, of a_ij / Σ_j a_ij: at most log L; NaN where weights may be negative."""
-    effective_keys: float
-    """The mean of (Σ_j |a_ij|)² / Σ_j a_ij²: L if all weights are equal, 1 if one alone is not zero."""
-    part: str = ""
-    """Of text, which attention: encoder; decoder, to the text before; source, the decoder's to the source."""
+    mean weight × L: 1 in softmax, whose weights are 1/L in the mean; this is the mean row sum, too. zeros: weights that
+    are exactly 0. empty rows: queries that give no key any weight. entropy: of the rows divided by their sums, in nats;
+    not defined for a φ with negative weights. effective keys: (Σ|a|)² / Σa². L is the number of keys that a query sees;
+    of text, where it differs, its mean is shown.
 
+    Of a translation: the encoder's attention, the decoder's to what it has read of the reference, and the decoder's to
+    the source. Of a language model: the decoder's. For example: nomax rows runs/translation --data new.en,new.es
 
-def row_statistics(
-    model: ViT, images: Iterable[Tensor], report: Callable[[int], None] = lambda done: None
-) -> list[HeadRows]:
-    """Measure every head of a model on images, each [C, height, width] in [−1, 1].
-
-    One image and one layer at a time, so the memory needed is that of one layer's weights of one image.
-    report: called with 1 after every image.
+    Writes rows.json (every head) and rows.svg (a figure) into the output folder.
     """
-    sums = [_Sums() for _ in model.blocks]
-    for image in images:
-        watch(model, image, lambda layer, weights: sums[layer].add(weights))
-        report(1)
-    if not sums or not sums[0].rows:
-        raise ValueError("row statistics need a model with layers, and at least one image.")
-    signed = _signed(model.config.phi)
-    return [row for layer, found in enumerate(sums) for row in found.result("", layer, signed)]
+
+    runs: terminal.Runs
+    """Run folders that `nomax train` wrote, saved models, or models of the hub."""
+    data: str | None = None
+    """Whose test images or texts to look at, also FILE,FILE or, for a language model, FILE; if not given, those that
+    belong to each run's training data."""
+    images: int = 32
+    """Number of images, spread evenly over the test split."""
+    texts: int = 32
+    """Number of segments, or stretches of documents where the run learned from those, spread evenly."""
+    heads: bool = False
+    """Show every head in the table, not only the layers' means."""
+    output: Path | None = None
+    """The folder for rows.json and rows.svg; if not given, the folder of the first run."""
+    device: str | None = None
+    """cpu, cuda, …; if not given, a GPU if there is one."""
+    smoke: bool = False
+    """Try it on two images or texts."""
 
 
-def text_row_statistics(
-    model: ReLUFormer, examples: Iterable[Example], report: Callable[[int], None] = lambda done: None
-) -> list[HeadRows]:
-    """Measure every head of every attention of a model of text on examples, as `nomax.data.text` makes them.
+def run(options: Options) -> int:
+    """Return 0, 2 if the options cannot be served, or 1 if the results cannot be written."""
+    console = Console()
+    try:
+        for name in ("images", "texts"):
+            if getattr(options, name) < 1:
+                raise ValueError(f"--{name} {getattr(options, name)} must be at least 1.")
+        loaded = load_all(options.runs, options.device, load_any)
+        folder = terminal.default_folder(options.runs) if options.output is None else options.output
+        replaced = terminal.check_replaceable("rows", folder / "rows.json", '"row_sum_sd"')
+        replaced |= terminal.check_replaceable("rows", folder / "rows.svg", TITLE)
+        with terminal.progress(console) as progress:
+            statistics = {trained.title: _measure(trained, options, progress) for trained in loaded}
+    except terminal.EXPECTED as error:
+        return terminal.print_error("rows", error)
+    for title, rows in statistics.items():
+        console.print(_table(title, rows, options.heads))
+    try:
+        _write(folder, statistics, replaced, console)
+    except OSError as error:
+        error = OSError(f"{folder} cannot be written to: {error.strerror or error}. Give --output.")
+        terminal.print_error("rows", error)
+        return 1
+    return 0
 
-    A translation is shown with its reference, which the decoder reads as in training. One example and one attention at
-    a time. report: called with 1 after every example.
-    """
-    sums: dict[tuple[str, int], _Sums] = {}
-    for example in examples:
-        for look in looks(model, example):
-            sums.setdefault((look.part, look.layer), _Sums()).add(look.weights, look.visible)
-        report(1)
-    if not sums:
-        raise ValueError("row statistics need a model with layers, and at least one text.")
-    signed = _signed(model.config.phi)
-    order = sorted(sums, key=lambda place: (PARTS.index(place[0]), place[1]))
-    return [row for part, layer in order for row in sums[part, layer].result(part, layer, signed)]
+
+def _measure(trained: TrainedImageModel | TrainedTextModel, options: Options, progress: Progress) -> list[HeadRows]:
+    if isinstance(trained, TrainedTextModel):
+        examples = text_data.examples(trained.config, trained.corpus(options.data)[0], trained.tokenizer)
+        places = _spread(2 if options.smoke else options.texts, len(examples))
+        report = terminal.add_bar(progress, trained.title, len(places))
+        return text_row_statistics(trained.model, (examples[place] for place in places), report)
+    source = trained.images("test", options.data)
+    places = _spread(2 if options.smoke else options.images, len(source))
+    report = terminal.add_bar(progress, trained.title, len(places))
+    with evaluation_batches(part(source, places), trained.transform, 8) as batches:
+        return row_statistics(trained.model, (image for images, _ in batches for image in images), report)
 
 
-def _signed(phi: str) -> bool:
-    """Whether weights may be negative."""
-    activation = Phi.parse(phi).activation
-    return activation not in ROW_MAPS and not ACTIVATIONS[activation].nonnegative
+def _spread(number: int, of: int) -> npt.NDArray[np.int64]:
+    """Return so many places, all of them if there are fewer, spread evenly."""
+    return np.linspace(0, of - 1, min(number, of)).round().astype(np.int64)
 
 
-class _Sums:
-    """Running sums over queries and images, one entry per head."""
+def _write(folder: Path, statistics: dict[str, list[HeadRows]], replaced: bool, console: Console) -> None:
+    write_json(folder / "rows.json", statistics)
+    files = ["rows.json"]
+    try:
+        write(folder / "rows.svg", draw(statistics))
+        files.append("rows.svg")
+    except ImportError as error:
+        console.print(f"No figure: {error}.")
+    console.print(terminal.written(replaced), ", ".join(str(folder / name) for name in files))
 
-    def __init__(self) -> None:
-        self.rows, self.seen = 0, 0  # queries, and keys that they saw together
-        self.sums: dict[str, Tensor] = {}
-        self.spread: float | Tensor = 0.0  # Σ (row sum − mean row sum)²
 
-    def add(self, weights: Tensor, visible: Tensor | None = None) -> None:
-        """Take in the weights [heads, queries, keys] of one image or text; visible [queries, keys]: all, if None."""
-        a = weights.double()
-        zero = a == 0 if visible is None else (a == 0) & visible
-        row_sum, size = a.sum(2), a.abs().sum(2)
-        some = size > 0
-        share = a / torch.where(some, row_sum, 1).unsqueeze(2)
-        new = {
-            "row_sum": row_sum.sum(1),
-            "zeros": zero.sum((1, 2)),
-            "some": some.sum(1),
-            "effective_keys": (size.square() / torch.where(some, a.square().sum(2), 1)).sum(1),
-            # A negative weight has no logarithm: that head has no entropy.
-            "entropy": torch.special.entr(share).sum((1, 2)).where((a >= 0).all(2).all(1), math.nan),
-        }
-        # Squares count from the mean so far: nothing cancels where all rows have one sum, as in softmax.
-        before, now, mean = self.rows, a.shape[1], row_sum.mean(1)
-        self.spread = self.spread + (row_sum - mean.unsqueeze(1)).square().sum(1)
-        if before:
-            apart = mean - self.sums["row_sum"] / before
-            self.spread = self.spread + apart.square() * (before * now / (before + now))
-        self.sums = {name: value + self.sums.get(name, 0) for name, value in new.items()}
-        self.rows = before + now
-        self.seen += a[0].numel() if visible is None else int(visible.sum())
+def _table(title: str, rows: Sequence[HeadRows], every_head: bool) -> Table:
+    parts = list(dict.fromkeys(row.part for row in rows))
+    text, length = parts != [""], rows[0].length
+    note = "" if every_head else "Means over the heads; --heads shows each."
+    about = (
+        "L: how many keys a query sees, in the mean."
+        if text
+        else f"L = {length}, 1/L = {1 / length:.3g}, log L = {math.log(length):.3g}."
+    )
+    caption = f"{about} {note}".rstrip()
+    table = terminal.results_table(f"\n{title}", caption)
+    if text:
+        table.add_column("attention", no_wrap=True)
+    for name in ("layer", *(["head"] if every_head else []), *(["L"] if text else []), *COLUMNS):
+        table.add_column(name, justify="right")
+    for kind in parts:
+        for layer in sorted({row.layer for row in rows if row.part == kind}):
+            of_layer = [row for row in rows if (row.part, row.layer) == (kind, layer)]
+            for group in [[row] for row in of_layer] if every_head else [of_layer]:
+                place = [NAMES[kind]] if text else []
+                place += [str(layer + 1), *([str(group[0].head + 1)] if every_head else [])]
+                place += [f"{group[0].length:.1f}"] if text else []
+                cells = [_cell(name, [getattr(row, name) for row in group]) for name in COLUMNS.values()]
+                table.add_row(*place, *cells)
+            if every_head:
+                table.add_section()
+        table.add_section()
+    return table
 
-    def result(self, part: str, layer: int, signed: bool) -> list[HeadRows]:
-        """What was found, head by head."""
-        sums, rows, seen = self.sums, self.rows, self.seen
-        length = seen / rows if seen % rows else seen // rows
-        entropy = sums["entropy"] / sums["some"]
-        found = {
-            "mean_weight": sums["row_sum"] / seen,
-            "row_sum": sums["row_sum"] / rows,
-            "row_sum_sd": torch.as_tensor(self.spread / rows).sqrt(),
-            "zeros": sums["zeros"] / seen,
-            "empty": 1 - sums["some"] / rows,
-            "entropy": torch.full_like(entropy, math.nan) if signed else entropy,
-            "effective_keys": sums["effective_keys"] / sums["some"],
-        }
-        by_head = zip(*(values.tolist() for values in found.values()), strict=True)
-        return [
-            HeadRows(layer, head, length, **dict(zip(found, values, strict=True)), part=part)
-            for head, values in enumerate(by_head)
-        ]
+
+def _cell(name: str, values: list[float]) -> str:
+    known = [value for value in values if math.isfinite(value)]
+    if not known:
+        return "–"
+    mean = sum(known) / len(known)
+    if name in ("zeros", "empty"):
+        return f"{mean:.1%}"
+    return f"{mean:.3g}" if abs(mean) > 1e-6 else "0"  # what float32 leaves of nothing
+
+
+def draw(statistics: Mapping[str, Sequence[HeadRows]], kind: str = ".svg") -> bytes:
+    """Draw the statistics of some runs, by their titles: one panel each, layers from left to right, heads as points."""
+    matplotlib = figures.require()
+    from matplotlib.figure import Figure
+
+    lines = _lines(statistics)
+    with matplotlib.rc_context(figures.STYLE):
+        figure = Figure(figsize=(11, 3.2), layout="constrained")
+        axes = figure.subplots(1, len(PANELS), squeeze=False)[0]
+        for axis, (name, label) in zip(axes, PANELS.items(), strict=True):
+            _panel(axis, lines, name)
+            axis.set_title(label, fontsize=9.5)
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4), frameon=False)
+        figure.suptitle(TITLE, fontsize=11.5, fontweight="bold")
+        return figures.rendered(figure, kind, TITLE, _describe(lines))
+
+
+def _lines(statistics: Mapping[str, Sequence[HeadRows]]) -> dict[str, Sequence[HeadRows]]:
+    """Return a line of the figure for each run, or for each part of one that has several."""
+    lines: dict[str, Sequence[HeadRows]] = {}
+    for title, rows in statistics.items():
+        parts = list(dict.fromkeys(row.part for row in rows))
+        for kind in parts:
+            label = title if len(parts) == 1 else f"{title}, {kind}"
+            lines[label] = [row for row in rows if row.part == kind]
+    return lines
+
+
+def _panel(axis: Any, lines: Mapping[str, Sequence[HeadRows]], name: str) -> None:
+    layers = 1 + max(row.layer for rows in lines.values() for row in rows)
+    for number, (title, rows) in enumerate(lines.items()):
+        colour = _colours.of(title).light
+        marker = figures.MARKERS[number % len(figures.MARKERS)]  # two runs of one φ have its colour
+        # Side by side, so that the points of two runs do not hide each other.
+        aside = 0.3 * ((number + 0.5) / len(lines) - 0.5) * (len(lines) > 1)
+        x = np.array([row.layer + 1 + aside for row in rows])
+        y = np.array([getattr(row, name) for row in rows])
+        axis.plot(x, y, marker, ms=3.5, alpha=0.55, mew=0, color=colour)
+        means = [(layer + 1 + aside, _mean(rows, name, layer)) for layer in sorted({row.layer for row in rows})]
+        axis.plot(*zip(*means, strict=True), "-", marker=marker, ms=5.5, lw=1.4, color=colour, label=title)
+    if name == "row_sum":
+        axis.axhline(1, color=_colours.INK.light, lw=0.8, ls=":")
+    axis.set_xlabel("layer")
+    axis.set_xticks(range(1, layers + 1, math.ceil(layers / 6)))
+    axis.set_xlim(0.5, layers + 0.5)
+    axis.set_ylim(bottom=min(0, axis.get_ylim()[0]) if name == "row_sum" else 0)
+    axis.grid(axis="y")
+    axis.set_axisbelow(True)
+    axis.tick_params(length=0)
+    if not any(math.isfinite(getattr(row, name)) for rows in lines.values() for row in rows):
+        axis.text(0.5, 0.5, "not defined", transform=axis.transAxes, ha="center", color=_colours.SOFT.light)
+
+
+def _mean(rows: Sequence[HeadRows], name: str, layer: int) -> float:
+    """Return a statistic's mean over the heads of a layer."""
+    return float(np.mean([getattr(row, name) for row in rows if row.layer == layer]))
+
+
+def _describe(lines: Mapping[str, Sequence[HeadRows]]) -> str:
+    """Put the figure into words."""
+    sentences = ["Means over the heads of each layer, from the first to the last."]
+    for title, rows in lines.items():
+        layers = sorted({row.layer for row in rows})
+        for name, label in PANELS.items():
+            values = ", ".join(_short(_mean(rows, name, layer)) for layer in layers)
+            sentences.append(f"{title}, {' '.join(label.split())}: {values}.")
+    return " ".join(sentences)
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}" if math.isfinite(value) else "not defined"

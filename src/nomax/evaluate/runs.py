@@ -4,28 +4,31 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from nomax import models, train
 from nomax.data import Source
 from nomax.data import load as load_data
-from nomax.data.images import DataError
-from nomax.data.text import Tokenizer
+from nomax.data.text import Corpus, Tokenizer
 from nomax.data.transforms import Evaluation
-from nomax.evaluate.features import WHOLE_BELOW
-from nomax.evaluate.predict import Guess, Picture, predict
+from nomax.evaluate.fewshot import WHOLE_BELOW
 from nomax.models import ReLUFormer, ViT
 from nomax.models.hub import VOCABULARY, download, vocabulary_digest
 from nomax.models.vit_config import Probabilities
-from nomax.train import TextConfig, VisionConfig
+from nomax.train import TextConfig, VisionConfig, text_data
 from nomax.train.phis import slug, spoken
+
+if TYPE_CHECKING:
+    from nomax.evaluate.predict import Guess, Picture
+
+Trained = TypeVar("Trained", bound="TrainedImageModel | TrainedTextModel")
 
 
 @dataclass(frozen=True)
-class Run:
-    """A model in evaluation mode, and how it was trained, where that is known."""
+class TrainedImageModel:
+    """A model of images in evaluation mode, and how it was trained, where that is known."""
 
     name: str
     model: ViT
@@ -33,15 +36,12 @@ class Run:
 
     @property
     def title(self) -> str:
-        """What tables and figures call it: its name and its φ, or one of them where it says both."""
-        phi = self.model.config.phi
-        if self.name == slug(phi):
-            return phi
-        return self.name if phi in self.name else f"{self.name} ({phi})"
+        """Its name and its φ, or the one that says both, for tables and figures."""
+        return _title(self.name, self.model.config.phi)
 
     @property
     def transform(self) -> Evaluation:
-        """How it wants images in evaluation: as the model says, or its training, or else as the paper evaluates."""
+        """Its preparation of images: as the model says, or its training, or else as the paper evaluates."""
         height, width = self.model.config.image
         if height != width:
             raise ValueError(f"{self.name} takes images of {height}×{width} pixels; only square ones can be evaluated.")
@@ -58,12 +58,12 @@ class Run:
     def data(self) -> str:
         """The data set that it was trained on."""
         if self.config is None:
-            raise ValueError(f"{self.name} is a saved model, which does not say its data set; give one with --data.")
+            raise ValueError(_no_data_set(self.name))
         return self.config.data
 
     @property
     def probabilities(self) -> Probabilities | None:
-        """What makes probabilities of logits, where the model or its training says it."""
+        """The function from logits to probabilities, where the model or its training says it."""
         return self.model.config.probabilities or (self.config.loss if self.config else None)
 
     def images(
@@ -73,7 +73,7 @@ class Run:
         on_error: str | None = None,
         held_out: float | None = None,
     ) -> Source:
-        """One split of a data set, or of its own; there, the held-out share and broken images are as in its training.
+        """Load one split of a data set, or of its own; there, held-out share and broken images are as in its training.
 
         held_out: the share of the training images that is the test split of data without one.
         """
@@ -85,16 +85,15 @@ class Run:
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{self.name} was trained on {self.data}. {error} Or give --data.") from error
 
-    def predict(self, image: Picture, top: int = 5) -> tuple[Guess, ...]:
-        """The most probable classes of an image: a file, or an image of Pillow."""
-        (found,) = predict(self, [image], top)
-        if found.error:
-            raise DataError(found.error)
-        return found.guesses
+    def predict(self, image: "Picture", top: int = 5) -> "tuple[Guess, ...]":
+        """Return the most probable classes of an image: a file, or an image of Pillow."""
+        from nomax.evaluate.predict import predict_one  # which loads models itself, as a command
+
+        return predict_one(self, image, top)
 
 
 @dataclass(frozen=True)
-class TextRun:
+class TrainedTextModel:
     """A model of text in evaluation mode, its vocabulary, and how it was trained.
 
     A saved model does not say how: it is taken for one of single segments, in the direction that the data have.
@@ -105,38 +104,54 @@ class TextRun:
     tokenizer: Tokenizer
     config: TextConfig
     known: bool = True
-    """Whether the configuration is that of its training."""
+    """True if the configuration is that of its training."""
 
     @property
     def title(self) -> str:
-        """What tables call it: its name and its φ, or one of them where it says both."""
-        phi = spoken(self.model.config.phi)
-        return phi if self.name == slug(phi) else self.name if phi in self.name else f"{self.name} ({phi})"
+        """Its name and its φ, or the one that says both, for tables."""
+        return _title(self.name, spoken(self.model.config.phi))
 
     @property
     def translates(self) -> bool:
-        """Whether it is not a language model."""
+        """True unless it is a language model."""
         return self.model.config.encoder_layers > 0
 
+    def corpus(self, data: str | None = None, split: str = "test") -> tuple[Corpus, str]:
+        """Load what it is measured on, its own data unless others are given, and say which split that is."""
+        if data is None and not self.known:
+            raise ValueError(_no_data_set(self.name))
+        languages = self.config.languages if self.known else None
+        if data is not None:
+            split = "all" if split == "test" and _is_files(data) else split
+            return text_data.load(data, split, self.config.task, languages), split
+        own = self.config.data
+        if split == "test" and _is_files(own):
+            files = "FILE,FILE" if self.translates else "FILE"
+            raise ValueError(f"{self.name} was trained on {own}, which has no test split: give --data {files}.")
+        try:
+            return text_data.of_run(self.config, split), split
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{self.name} was trained on {own}. {error} Or give --data.") from error
 
-def load(path: str | Path, device: str | None = None) -> Run:
+
+def load(path: str | Path, device: str | None = None) -> TrainedImageModel:
     """Load a run folder, a saved model folder, or a model of the hub ("owner/name"); onto a GPU if there is one."""
-    run = load_any(path, device)
-    if isinstance(run, TextRun):
-        own = "nomax translate" if run.translates else "nomax generate"
+    trained = load_any(path, device)
+    if isinstance(trained, TrainedTextModel):
+        own = "nomax translate" if trained.translates else "nomax generate"
         raise ValueError(f"{path} is a model of text, not of images: nomax evaluate, nomax rows and {own} take it.")
-    return run
+    return trained
 
 
-def load_text(path: str | Path, device: str | None = None) -> TextRun:
+def load_text(path: str | Path, device: str | None = None) -> TrainedTextModel:
     """Load a run folder or a saved model folder of text, onto a GPU if there is one."""
-    run = load_any(path, device)
-    if isinstance(run, Run):
+    trained = load_any(path, device)
+    if isinstance(trained, TrainedImageModel):
         raise ValueError(f"{path} is a model of images, not of text: nomax evaluate and nomax probe take it.")
-    return run
+    return trained
 
 
-def load_any(path: str | Path, device: str | None = None) -> Run | TextRun:
+def load_any(path: str | Path, device: str | None = None) -> TrainedImageModel | TrainedTextModel:
     """Load a run or a saved model of images or of text."""
     folder = Path(path).expanduser()
     name = folder.resolve().name if folder.exists() else str(path)
@@ -146,14 +161,44 @@ def load_any(path: str | Path, device: str | None = None) -> Run | TextRun:
         model = models.load(str(folder))
         if isinstance(model, ReLUFormer):
             return _saved_text(name, _moved(model, device), folder)
-        return Run(name, _moved(model, device))
+        return TrainedImageModel(name, _moved(model, device))
     if (folder / "config.json").is_file():
         if _is_text(folder / "config.json"):
             text_model, tokenizer, text_config = train.load_text_run(folder)
-            return TextRun(name, _moved(text_model, device), tokenizer, text_config)
+            return TrainedTextModel(name, _moved(text_model, device), tokenizer, text_config)
         model, config = train.load_run(folder)
-        return Run(name, _moved(model, device), config)
+        return TrainedImageModel(name, _moved(model, device), config)
     raise FileNotFoundError(f"{path} is neither a run folder nor a saved model: {_instead(folder)}")
+
+
+def load_all(paths: Sequence[str], device: str | None, loader: Callable[[str, str | None], Trained]) -> list[Trained]:
+    """Load several with one of the functions above; those of the same name are told apart by their paths."""
+    if not paths:
+        raise ValueError("give at least one run: the folder that `nomax train` wrote, or a saved model.")
+    if len(set(paths)) < len(paths):
+        raise ValueError(f"the same run is named twice: {' '.join(paths)}.")
+    loaded = [loader(path, device) for path in paths]
+    names = [trained.name for trained in loaded]
+    return [
+        trained if names.count(trained.name) == 1 else replace(trained, name=path)
+        for trained, path in zip(loaded, paths, strict=True)
+    ]
+
+
+def _title(name: str, phi: str) -> str:
+    if name == slug(phi):
+        return phi
+    return name if phi in name else f"{name} ({phi})"
+
+
+def _no_data_set(name: str) -> str:
+    return f"{name} is a saved model, which does not say its data set; give one with --data."
+
+
+def _is_files(data: str) -> bool:
+    """Tell files, which have no splits, from a name or a folder."""
+    path = Path(data).expanduser()
+    return path.is_file() or ("," in data and not path.exists())
 
 
 def _moved(model: Any, device: str | None) -> Any:
@@ -164,25 +209,25 @@ def _moved(model: Any, device: str | None) -> Any:
         raise ValueError(f"device {where!r} cannot be used: {str(error).partition(chr(10))[0]}") from error
 
 
-def _is_text(config: Path) -> bool:
+def _is_text(path: Path) -> bool:
     try:
-        found = json.loads(config.read_bytes())
+        config = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
-        return (config.parent / VOCABULARY).is_file()  # whoever reads it next says what is wrong with it
-    return isinstance(found, dict) and "task" in found
+        return (path.parent / VOCABULARY).is_file()  # whoever reads it next says what is wrong with it
+    return isinstance(config, dict) and "task" in config
 
 
-def _saved_text(name: str, model: ReLUFormer, folder: Path) -> TextRun:
+def _saved_text(name: str, model: ReLUFormer, folder: Path) -> TrainedTextModel:
     if not (folder / VOCABULARY).is_file():
         raise FileNotFoundError(f"{folder} has no {VOCABULARY}: without its vocabulary a model says nothing.")
     tokenizer = Tokenizer.load(folder / VOCABULARY)
     tokenizer.check(model.config.vocabulary, vocabulary_digest(folder), str(folder))
     task: Any = {"task": "translate"} if model.config.encoder_layers else {"task": "language", "languages": ("en",)}
-    return TextRun(name, model, tokenizer, TextConfig(model=model.config, **task), known=False)
+    return TrainedTextModel(name, model, tokenizer, TextConfig(model=model.config, **task), known=False)
 
 
 def _instead(folder: Path) -> str:
-    """What is there instead of a run, and what to do."""
+    """Say what is there instead of a run, and what to do."""
     if not folder.is_dir():
         return "there is no such folder. Give the one that `nomax train` wrote (--out)."
     if (folder / "metrics.jsonl").exists():
@@ -193,23 +238,6 @@ def _instead(folder: Path) -> str:
     return "it has no config.json, which `nomax train` and nomax.models.save write."
 
 
-def load_all(paths: Sequence[str], device: str | None = None) -> list[Run]:
-    """Load several of images; those of the same name are told apart by their paths."""
-    return _several(paths, device, load)
-
-
-def load_mixed(paths: Sequence[str], device: str | None = None) -> list[Run | TextRun]:
-    """Load several of images and text; those of the same name are told apart by their paths."""
-    return _several(paths, device, load_any)
-
-
-def _several(paths: Sequence[str], device: str | None, one: Callable[[str, str | None], Any]) -> list[Any]:
-    if not paths:
-        raise ValueError("give at least one run: the folder that `nomax train` wrote, or a saved model.")
-    if len(set(paths)) < len(paths):
-        raise ValueError(f"the same run is named twice: {' '.join(paths)}.")
-    runs = [one(path, device) for path in paths]
-    names = [run.name for run in runs]
-    return [
-        run if names.count(run.name) == 1 else replace(run, name=path) for run, path in zip(runs, paths, strict=True)
-    ]
+# alias until the importers have moved: nomax.evaluate.runs.Run, TextRun -> TrainedImageModel, TrainedTextModel
+Run = TrainedImageModel
+TextRun = TrainedTextModel

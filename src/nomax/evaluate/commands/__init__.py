@@ -1,1 +1,1 @@
-"""The commands: nomax evaluate, translate, generate, probe, rows, maps."""
+# alias until the importers have moved: nomax.evaluate.commands.terminal -> nomax.evaluate.terminal

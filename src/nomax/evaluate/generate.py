@@ -10,8 +10,8 @@ import torch
 import tyro
 
 from nomax.data.text.tokenizer import SEPARATOR
-from nomax.evaluate.commands import terminal
-from nomax.evaluate.runs import TextRun, load_text
+from nomax.evaluate import terminal
+from nomax.evaluate.runs import TrainedTextModel, load_text
 from nomax.models.search import COLDEST, stream
 
 USUAL_TOKENS = 100
@@ -30,14 +30,14 @@ class Options:
     The same seed gives the same text. Text number i of --count has the seed --seed + i.
     """
 
-    run: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
+    run: terminal.OneRun
     """A run folder that `nomax train language` wrote, or a saved model."""
     prompt: tyro.conf.Positional[
         Annotated[tuple[str, ...], tyro.conf.arg(metavar="[PROMPT]", help_behavior_hint="(default: standard input)")]
     ] = ()
-    """How the text begins."""
+    """Beginning of the text."""
     tokens: int | None = None
-    """How many tokens are added at most; if not given, 100, or fewer where the model's maximum is near."""
+    """Largest number of tokens to add; if not given, 100, or fewer where the model's maximum is near."""
     temperature: float = 1.0
     """Below 1 likely tokens become likelier; 0 always takes the likeliest."""
     top_k: int | None = None
@@ -47,7 +47,7 @@ class Options:
     seed: int = 0
     """Another seed gives another text."""
     count: int = 1
-    """How many texts."""
+    """Number of texts."""
     device: str | None = None
     """cpu, cuda, …; if not given, a GPU if there is one."""
 
@@ -56,25 +56,25 @@ def run(options: Options) -> int:
     """Return 0, or 2 if the options cannot be served."""
     try:
         _check(options)
-        one = load_text(options.run, options.device)
-        if one.translates:
+        trained = load_text(options.run, options.device)
+        if trained.translates:
             raise ValueError(
                 f"{options.run} is a model of translations, which continues no text. To translate: "
                 f"nomax translate {shlex.quote(options.run)} < in.txt"
             )
-        prompt = _tokens(_prompt(options), one)
-        most = _most(options, len(prompt), one)
+        prompt = _tokens(_prompt(options), trained)
+        most = _most_tokens(options, len(prompt), trained)
     except terminal.EXPECTED as error:
-        return terminal.tell("generate", error)
+        return terminal.print_error("generate", error)
     try:
         for number in range(options.count):
-            if number and _of_documents(one):
+            if number and _of_documents(trained):
                 _write("\n")
-            for piece in _text(options, one, prompt, most, options.seed + number):
+            for piece in _text(options, trained, prompt, most, options.seed + number):
                 _write(piece)
             _write("\n")
     except FloatingPointError as error:
-        return terminal.tell("generate", FloatingPointError(f"{options.run}: {error}"))
+        return terminal.print_error("generate", FloatingPointError(f"{options.run}: {error}"))
     return 0
 
 
@@ -110,18 +110,18 @@ def _prompt(options: Options) -> str:
         ) from error
 
 
-def _tokens(prompt: str, one: TextRun) -> list[int]:
-    """The prompt as the model was trained on texts: with single spaces, and a separator between segments."""
-    lines = [" ".join(line.split()) for line in (prompt.splitlines() if _of_documents(one) else [prompt])]
-    found: list[int] = []
+def _tokens(prompt: str, trained: TrainedTextModel) -> list[int]:
+    """Encode the prompt as the model was trained on texts: with single spaces, and a separator between segments."""
+    lines = [" ".join(line.split()) for line in (prompt.splitlines() if _of_documents(trained) else [prompt])]
+    tokens: list[int] = []
     for number, line in enumerate(line for line in lines if line):
-        found += [*([SEPARATOR] if number else []), *one.tokenizer.encode(line)]
-    return found
+        tokens += [*([SEPARATOR] if number else []), *trained.tokenizer.encode(line)]
+    return tokens
 
 
-def _most(options: Options, prompt: int, one: TextRun) -> int:
-    """How many tokens are added at most."""
-    longest = one.model.config.max_length
+def _most_tokens(options: Options, prompt: int, trained: TrainedTextModel) -> int:
+    """Return how many tokens are added at most."""
+    longest = trained.model.config.max_length
     room = longest - prompt
     if room < 1:
         raise ValueError(
@@ -136,29 +136,29 @@ def _most(options: Options, prompt: int, one: TextRun) -> int:
     return options.tokens or min(USUAL_TOKENS, room)
 
 
-def _text(options: Options, one: TextRun, prompt: list[int], most: int, seed: int) -> Iterator[str]:
-    """The text in pieces: on a terminal one for each token, as far as it is known to stay as it is."""
+def _text(options: Options, trained: TrainedTextModel, prompt: list[int], most: int, seed: int) -> Iterator[str]:
+    """Yield the text in pieces: on a terminal one for each token, as far as it is known to stay as it is."""
     tokens, told = list(prompt), ""
-    begun = torch.tensor([prompt], dtype=torch.int64, device=one.model.embedding.weight.device)
+    begun = torch.tensor([prompt], dtype=torch.int64, device=trained.model.embedding.weight.device)
     how: dict[str, Any] = {"top_k": options.top_k, "top_p": options.top_p, "seed": seed}
-    for token in stream(one.model, begun, most, temperature=options.temperature, **how):
+    for token in stream(trained.model, begun, most, temperature=options.temperature, **how):
         tokens.append(int(token))
         if sys.stdout.isatty():
             # A character may need several tokens, and shows as replacement characters until all of them are there.
-            known = _spoken(tokens, one).rstrip("\ufffd")
+            known = _spoken(tokens, trained).rstrip("\ufffd")
             if known.startswith(told):
                 yield known[len(told) :]
                 told = known
-    yield _spoken(tokens, one).removeprefix(told)
+    yield _spoken(tokens, trained).removeprefix(told)
 
 
-def _spoken(tokens: list[int], one: TextRun) -> str:
-    return "\n".join(one.tokenizer.segments(tokens)) if _of_documents(one) else one.tokenizer.decode(tokens)
+def _spoken(tokens: list[int], trained: TrainedTextModel) -> str:
+    return "\n".join(trained.tokenizer.segments(tokens)) if _of_documents(trained) else trained.tokenizer.decode(tokens)
 
 
-def _of_documents(one: TextRun) -> bool:
-    """Whether it knows several segments in one text; a saved model, which does not say, is taken for such a one."""
-    return one.config.documents or not one.known
+def _of_documents(trained: TrainedTextModel) -> bool:
+    """Tell models that know several segments in one text; a saved one, which does not say, is taken for such a one."""
+    return trained.config.documents or not trained.known
 
 
 def _write(text: str) -> None:

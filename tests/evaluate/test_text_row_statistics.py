@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from evaluate_helpers import nomax, write_splits
 from text_corpora import corpus
 
 from nomax import evaluate, models
-from nomax.cli import main
 from nomax.data.text import Example, Tokenizer, sentences
-from nomax.data.text.corpus import write
 from nomax.models import ReLUFormer
 from nomax.train import TextConfig, loop_config
 
@@ -108,10 +107,7 @@ def test_signed_weights_have_no_entropy() -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Data, and run folders of a translation and of a language model that have learned nothing."""
     folder = tmp_path_factory.mktemp("text")
-    (folder / "data").mkdir()
-    for seed, (split, documents) in enumerate({"train": 12, "valid": 2, "test": 3}.items()):
-        text = corpus(documents, seed=seed)
-        write(folder / "data" / f"{split}.jsonl", text.documents, text.languages)
+    data = write_splits(folder / "data", test=3)
     tokenizer = Tokenizer.train(corpus(12), 330)
     for name, task, phi, encoder in (
         ("[b]translation", "translate", "relu/L", 1),
@@ -119,7 +115,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         model = made(phi, encoder, 1, 330)
         languages = ("en", "es") if encoder else ("es",)
-        config = TextConfig(model=model.config, task=task, data=str(folder / "data"), languages=languages)
+        config = TextConfig(model=model.config, task=task, data=data, languages=languages)
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(loop_config.to_json(replace(config, batch_size=64)))
         models.save(model, folder / name / "model")
@@ -135,7 +131,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rows(*words: object) -> int:
-    return main(["rows", *map(str, words)])
+    return nomax("rows", *words)
 
 
 def test_the_command_shows_every_attention_and_writes_beside_the_run(
@@ -212,9 +208,9 @@ def test_mistakes_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert message in capsys.readouterr().err
     assert rows(folder / "language", "--smoke", "--output", "/proc/nomax") > 0
     assert "/proc/nomax" in capsys.readouterr().err
-    assert main(["maps", str(folder / "language")]) == 2
+    assert nomax("maps", folder / "language") == 2
     assert "is a model of text, not of images: nomax evaluate, nomax rows and nomax generate take it" in (
         capsys.readouterr().err
     )
-    assert main(["maps", str(folder / "[b]translation")]) == 2
+    assert nomax("maps", folder / "[b]translation") == 2
     assert "nomax translate take it" in capsys.readouterr().err

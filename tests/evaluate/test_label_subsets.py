@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from nomax import _compat
-from nomax.evaluate import LabelMap, subset, subset_accuracy
+from nomax.evaluate import LabelMap, subset_accuracy
+from nomax.evaluate.accuracy import imagenet_1k_in_21k, read_subset
 
 
 def test_only_the_chosen_columns_compete() -> None:
@@ -37,7 +38,7 @@ def test_a_class_without_a_column_is_never_predicted() -> None:
 
 
 def test_imagenet_1k_lies_in_21k_by_its_wordnet_ids() -> None:
-    found = subset.imagenet_1k_in_21k()
+    found = imagenet_1k_in_21k()
     assert found.head == 21_843
     assert len(found.columns) == len(found.names) == 1_000
     assert found.names[:2] == ("n01440764", "n01443537")  # tench and goldfish
@@ -59,7 +60,7 @@ def test_a_file_may_hold_columns_or_names(tmp_path: Path) -> None:
     (tmp_path / "columns.txt").write_text("3\n0\n")
     (tmp_path / "list.json").write_text(json.dumps([2, "dog"]))
     for name, columns in {"names.txt": [1, 0], "columns.txt": [3, 0], "list.json": [2, 3]}.items():
-        found = subset.from_file(tmp_path / name, classes)
+        found = read_subset(tmp_path / name, classes)
         assert found.columns.tolist() == columns
         assert found.names == tuple(classes[column] for column in columns)
         assert found.head == 4
@@ -77,7 +78,7 @@ def test_a_file_may_hold_columns_or_names(tmp_path: Path) -> None:
 def test_a_file_that_makes_no_sense_is_named(text: str, answer: str, tmp_path: Path) -> None:
     (tmp_path / "subset.txt").write_text(text)
     with pytest.raises(ValueError, match=answer) as error:
-        subset.from_file(tmp_path / "subset.txt", ["ant", "bee"])
+        read_subset(tmp_path / "subset.txt", ["ant", "bee"])
     assert "subset.txt" in str(error.value)
 
 

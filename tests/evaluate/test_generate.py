@@ -6,10 +6,9 @@ import sys
 
 import pytest
 import torch
-from text_corpora import corpus
+from evaluate_helpers import write_splits
 
 from nomax import cli, models
-from nomax.data.text.corpus import write
 from nomax.evaluate import runs
 from nomax.models.search import sample
 from nomax.train import language, translate
@@ -32,11 +31,7 @@ SMALL = {
 def folder(tmp_path_factory):
     """Language models of segments and of documents, with markup in their names, and a translation."""
     folder = tmp_path_factory.mktemp("runs")
-    (folder / "data").mkdir()
-    for seed, (split, documents) in enumerate({"train": 12, "valid": 2, "test": 2}.items()):
-        text = corpus(documents, seed=seed)
-        write(folder / "data" / f"{split}.jsonl", text.documents, text.languages)
-    usual = {"data": str(folder / "data"), **SMALL}
+    usual = {"data": write_splits(folder / "data"), **SMALL}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NOMAX_DATA", str(folder / "cache"))
         segments = {"steps": 40, "documents": 0, "max_length": 48}
@@ -146,7 +141,7 @@ def test_a_terminal_sees_the_text_as_it_comes(folder, monkeypatch):
     pieces = []
     monkeypatch.setattr(sys, "stdin", Input())
     monkeypatch.setattr(sys, "stdout", Terminal())
-    monkeypatch.setattr("nomax.evaluate.commands.generate._write", pieces.append)
+    monkeypatch.setattr("nomax.evaluate.generate._write", pieces.append)
     words = ["generate", str(folder / "[b]segments"), "año ☃ ", "--tokens", "30", "--seed", "2"]
     assert cli.main(words) == 0
     assert len([piece for piece in pieces if piece]) > 5
@@ -155,7 +150,7 @@ def test_a_terminal_sees_the_text_as_it_comes(folder, monkeypatch):
     # Characters of several tokens, each of which is a byte, come whole.
     tokens = run.tokenizer.encode("☃☂")
     steps = (torch.tensor([token]) for token in tokens)
-    monkeypatch.setattr("nomax.evaluate.commands.generate.stream", lambda *given, **settings: steps)
+    monkeypatch.setattr("nomax.evaluate.generate.stream", lambda *given, **settings: steps)
     pieces.clear()
     assert cli.main(words[:2]) == 0
     assert [piece for piece in pieces if piece] == ["☃", "☂", "\n"]

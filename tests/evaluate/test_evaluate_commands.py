@@ -11,30 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from evaluate_helpers import nomax
 from PIL import Image
 
 from nomax import data, evaluate, models
-from nomax.cli import main
 from nomax.data.batches import evaluation_batches
 from nomax.data.source import part
 from nomax.data.transforms import Augment
-from nomax.evaluate import fewshot, runs, sources
-from nomax.evaluate.features import features, probing
+from nomax.evaluate import accuracy, fewshot, probe, terminal
+from nomax.evaluate.fewshot import features, probe_transform
 from nomax.models import ViT
 from nomax.train import VisionConfig, loop_config
 
 COMMANDS = ("evaluate", "probe", "rows", "maps")
-
-
-def nomax(command: str, *arguments: object) -> int:
-    """What `nomax COMMAND ARGUMENTS` does."""
-    return main([command, *map(str, arguments)])
-
-
-@pytest.fixture(autouse=True)
-def wide_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_folder")
 
 
 def vit(phi: str = "relu/L", **settings: Any) -> ViT:
@@ -145,7 +135,7 @@ def test_a_data_set_with_the_classes_of_the_subset_is_matched_by_name(tmp_path: 
     model = vit(num_classes=8, image_size=28, channels=3)
     subset = evaluate.LabelMap("s", np.array([6, 1, -1]), 8, ("class2", "class0", "class1"))
     source = data.load(folder, "test")
-    transform = runs.Run("x", model).transform
+    transform = evaluate.TrainedImageModel("x", model).transform
     whole, among = evaluate.classify(model, source, transform, subset, batch_size=4)
     assert whole.images == 6
     assert among is not None
@@ -167,7 +157,7 @@ def test_the_icons_subset_comes_with_their_data(tmp_path: Path, monkeypatch: pyt
     meta = {"name": "icons", "classes": ["arrow", "bell", "car"], "splits": {"test": [0, 1]}, "subset": [2, 0]}
     (tmp_path / "icons" / "meta.json").write_text(json.dumps(meta))
     np.save(tmp_path / "icons" / "images.npy", np.zeros((1, 32, 32), np.uint8))
-    found = evaluate.subset.icons()
+    found = accuracy.frequent_icons()
     assert (found.columns.tolist(), found.head, found.names) == ([2, 0], 3, ("car", "arrow"))
 
 
@@ -205,13 +195,13 @@ def test_features_of_files_are_those_of_the_pixels_resized_by_hand(tmp_path: Pat
 
 
 def test_large_models_see_the_centre_of_a_square_without_antialiasing() -> None:
-    transform = probing(vit(image_size=224, channels=3))
+    transform = probe_transform(vit(image_size=224, channels=3))
     assert (transform.size, transform.crop, transform.antialias) == (224, "square", False)
 
 
 def test_grey_images_suit_models_of_colours_and_the_other_way_round(tmp_path: Path) -> None:
     digits = data.load("digits", "test")
-    grey, _ = features(vit(channels=3), sources.first_of_each(digits, 2, 2))
+    grey, _ = features(vit(channels=3), terminal.first_images(digits, 2, 2))
     assert grey.shape == (4, 32)
     colours = data.load(pictures(tmp_path / "pictures"), "test")
     found, _ = features(vit(channels=1), colours)
@@ -220,8 +210,8 @@ def test_grey_images_suit_models_of_colours_and_the_other_way_round(tmp_path: Pa
 
 def test_the_papers_sets_without_a_test_split_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = pictures(tmp_path / "pictures", images=5, splits=("train",)) / "train"
-    monkeypatch.setitem(sources.PAPER, "uc_merced", replace(sources.PAPER["uc_merced"], cut=9))
-    ((train, test),) = sources.probe_sets([f"uc_merced={folder}"]).values()
+    monkeypatch.setitem(probe.PAPER, "uc_merced", replace(probe.PAPER["uc_merced"], cut=9))
+    ((train, test),) = probe.probe_sets([f"uc_merced={folder}"]).values()
     assert (len(train), len(test)) == (9, 6)
     names = [part.name(index) for part in (train, test) for index in range(len(part))]
     assert len(set(names)) == 15
