@@ -9,7 +9,7 @@ import pytest
 
 from nomax import __version__
 from nomax.cli import COMMANDS, main, parsed
-from nomax.train import translate
+from nomax.train.text import translate
 
 
 @pytest.mark.parametrize(("arguments", "start"), [([], ""), (["--help"], ""), (["-h"], ""), (["bench", "-h"], "bench")])

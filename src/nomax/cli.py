@@ -3,20 +3,19 @@
 import os
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from typing import TypeVar
 
-from nomax import __version__
+from nomax import __version__, _files
 
 T = TypeVar("T")
 
 # Each module has a dataclass Options, which becomes the command's options and help, and run(options) -> exit code.
 # Where recipes say what is not given, it also has defaults(arguments) -> Options, which the help shows.
 COMMANDS = {
-    "train vit": ("nomax.train.vit", "train a vision transformer, one φ or several side by side"),
-    "train translate": ("nomax.train.translate", "train a translation model, one φ or several side by side"),
-    "train language": ("nomax.train.language", "train a causal language model, one φ or several side by side"),
+    "train vit": ("nomax.train.vision.command", "train a vision transformer, one φ or several side by side"),
+    "train translate": ("nomax.train.text.translate", "train a translation model, one φ or several side by side"),
+    "train language": ("nomax.train.text.language", "train a causal language model, one φ or several side by side"),
     "evaluate": ("nomax.evaluate.evaluate", "accuracy of image models, BLEU of translations, perplexity"),
     "predict": ("nomax.evaluate.predict", "what a trained image model says about image files"),
     "translate": ("nomax.evaluate.translate", "translate lines or documents from standard input"),
@@ -70,15 +69,14 @@ def _obey(words: list[str]) -> int:
         return 0
     # Only part of a command ("nomax bench") is a question; anything else is a slip.
     if not any(name.startswith(f"{asked} ") for name in COMMANDS):
-        nearest = get_close_matches(asked, COMMANDS, n=1)
-        hint = f"; did you mean: nomax {nearest[0]}?" if nearest else "."
+        hint = _files.did_you_mean(asked, COMMANDS).replace("did you mean ", "did you mean: nomax ")
         print(f"nomax: there is no command {asked!r}{hint}\n", file=sys.stderr)
     print(_help(asked), file=sys.stderr)
     return 2
 
 
 def parsed(title: str, options: type[T], arguments: list[str], default: T | None = None) -> T:
-    """The options of a command; what is wrong with them, or the help that was asked for, ends the program."""
+    """Parse the options of a command; what is wrong with them, or the help that was asked for, ends the program."""
     import tyro
 
     # An option that is None is one that is not given: nobody has to read of it, or to spell it.

@@ -10,11 +10,11 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, Literal
 
-from nomax.data import ArraySource, Source
+from nomax.data import Source
 from nomax.data import load as load_data
 from nomax.study.image_run import ImageRun
-from nomax.train.configure import configure
-from nomax.train.vit import Options
+from nomax.train.config import settle
+from nomax.train.vision.config import for_images, image_side
 
 SEVEN = ("relu", "relu2", "gelu", "softplus", "identity", "relu6", "sigmoid")  # the h of the paper
 
@@ -83,30 +83,36 @@ class Setup:
         measure: do the ten-shot probes and the label subset, too.
         """
         variant = f"{model or self.models[0]}/{patch or self.patches[0]}"
-        numbers: dict[str, Any] = {
-            name: getattr(self, name) or None for name in ("steps", "batch_size", "lr", "warmup")
-        }
-        options = Options(
-            phi=(phi,),
-            model=variant,
+        images = source(self.data)
+        config = for_images(
+            self.recipe,
+            images,
             data=self.data,
-            recipe=self.recipe,
+            variant=variant,
+            phi=phi,
             image_size=self.image_size,
             qk_norm=qk_norm,
             gate=gate,
+        )
+        numbers: dict[str, Any] = {
+            name: value for name in ("steps", "batch_size", "lr", "warmup") if (value := getattr(self, name))
+        }
+        config = replace(
+            config,
             precision=self.precision,
             evaluate_every=0,
             keep=1,
             seed=seed,
             device=self.device,
+            test_images=self.test_images,
             **numbers,
         )
-        config = configure(options, phi, source(self.data))
+        config = settle(config, lambda: len(images) / config.batch_size, numbers)
         # One checkpoint in five parts of a run: an interruption costs little, and so do they.
         often = min(1000, max(1, config.steps // 5))
-        config = replace(config, test_images=self.test_images, checkpoint_every=often)
+        config = replace(config, checkpoint_every=often)
         if self.recipe == "small" and not self.augment:
-            crop: Literal["none", "resize"] = "none" if _side(source(self.data)) == self.image_size else "resize"
+            crop: Literal["none", "resize"] = "none" if image_side(images) == self.image_size else "resize"
             config = replace(config, augment=replace(config.augment, crop=crop, flip=False))
         if not measure:
             return ImageRun(config)
@@ -179,7 +185,7 @@ def adapted(setup: Setup, **given: Any) -> Setup:
     if given.get("recipe", "small") != "small":
         given = {"steps": 0, "batch_size": 0, "lr": 0.0, "warmup": 0, **given}
     if "data" in given and "image_size" not in given:
-        given["image_size"] = _side(source(given["data"])) or 224
+        given["image_size"] = image_side(source(given["data"])) or 224
     if given.get("image_size", setup.image_size) != setup.image_size and "patches" not in given:
         size = given["image_size"]
         if size not in PATCHES:
@@ -206,10 +212,3 @@ def _patch(model: str) -> int:
     if not (patch.isdecimal() and int(patch) > 0):
         raise ValueError(f"--model {model} must be a size, or a size and its patch, such as S or S/16.")
     return int(patch)
-
-
-def _side(images: Source) -> int:
-    """Pixels on a side of images that are square and all of one size; 0 for others."""
-    if isinstance(images, ArraySource) and images.images.shape[1] == images.images.shape[2]:
-        return int(images.images.shape[1])
-    return 0

@@ -15,8 +15,8 @@ from nomax.data.text.entries import TEXTS
 from nomax.models import ReLUFormerConfig
 from nomax.nn import RELUFORMER
 from nomax.study.text_run import TextRun
-from nomax.train import TextConfig, text_data
-from nomax.train.text_recipes import GAMMA, PENALTY
+from nomax.train.text import data as text_data
+from nomax.train.text.config import GAMMA, PENALTY, TextConfig
 
 # What every translation is measured by, so that studies share their runs.
 MEASURES = ("bleu", "rows", "memory")

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import torch
 
-from nomax.train import files
+from nomax import _files
 
 _NAME = re.compile(r"step-(\d{8,})\.pt")
 
@@ -48,13 +48,13 @@ def save(folder: Path, step: int, state: Mapping[str, Any], keep: int) -> Path:
     path = folder / name(step)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with files.aside(path) as file:
+        with _files.atomic(path) as file:
             hashing = _Hashing(file)
             torch.save(dict(state), hashing)  # type: ignore[arg-type]
             if hashing.error is not None:
                 raise hashing.error
             # The hash comes first: once a checkpoint has its name, it can be verified.
-            files.write(_hash_file(path), f"{hashing.sha256.hexdigest()}  {path.name}\n")
+            _files.write(_hash_file(path), f"{hashing.sha256.hexdigest()}  {path.name}\n")
     except OSError as error:
         if not path.exists():
             _hash_file(path).unlink(missing_ok=True)
@@ -71,7 +71,7 @@ def save(folder: Path, step: int, state: Mapping[str, Any], keep: int) -> Path:
 
 
 def name(step: int) -> str:
-    """What the checkpoint of a step is called."""
+    """Return the name of the checkpoint of a step."""
     return f"step-{step:08}.pt"
 
 
@@ -79,8 +79,8 @@ def newest(folder: Path) -> dict[str, Any] | None:
     """Load the newest checkpoint that is whole, naming on stderr each one that is not. None: there is no checkpoint."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; it must be the folder of a run's checkpoints. Move it away.")
-    found = _all(folder)
-    for path in reversed(found):
+    paths = _all(folder)
+    for path in reversed(paths):
         trouble = _trouble(path)
         if trouble is None:
             try:
@@ -91,7 +91,7 @@ def newest(folder: Path) -> dict[str, Any] | None:
         if trouble is None:
             return dict(state)
         print(f"nomax: the checkpoint {path} is damaged: {trouble}. Trying the one before it.", file=sys.stderr)
-    if found:
+    if paths:
         raise ValueError(
             f"no checkpoint in {folder} is whole. Remove the folder of this run to start again from step 0."
         )
@@ -99,7 +99,7 @@ def newest(folder: Path) -> dict[str, Any] | None:
 
 
 def tidy(folder: Path, step: int) -> None:
-    """Before a run goes on from a step: half-written files go, and later checkpoints, which are damaged, step aside."""
+    """Move later checkpoints, which are damaged, aside before a run goes on from a step."""
     for path in _all(folder):
         if _step(path) > step:
             for each in (path, _hash_file(path)):
@@ -114,14 +114,14 @@ def _trouble(path: Path) -> str | None:
         return f"its hash {_hash_file(path).name} is missing or cannot be read"
     try:
         with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         return f"it cannot be read ({error.strerror})"
-    return None if found.encode() == wanted else "its SHA-256 is not the one it was written with"
+    return None if digest.encode() == wanted else "its SHA-256 is not the one it was written with"
 
 
 def _oddity(state: Any, step: int) -> str | None:
-    """What a checkpoint lacks that is as it was written, if anything: then something else wrote it."""
+    """Say what a checkpoint lacks that is as it was written, if anything: then something else wrote it."""
     if not isinstance(state, dict):
         return f"it holds a {type(state).__name__}, not the state of a run"
     for field, kind in _FIELDS.items():
@@ -138,7 +138,7 @@ def _step(path: Path) -> int:
 
 
 def _free(path: Path) -> Path:
-    """The path itself, or one like it where nothing is yet."""
+    """Return the path itself, or one like it where nothing is yet."""
     names = (path.with_name(f"{path.name}{number or ''}") for number in count())
     return next(name for name in names if not os.path.lexists(name))
 
@@ -148,6 +148,6 @@ def _hash_file(path: Path) -> Path:
 
 
 def _all(folder: Path) -> list[Path]:
-    """Every checkpoint, oldest first."""
-    found = [(int(match[1]), path) for path in folder.glob("step-*.pt") if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found)]
+    """List every checkpoint, oldest first."""
+    numbered = [(int(match[1]), path) for path in folder.glob("step-*.pt") if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(numbered)]

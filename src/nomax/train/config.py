@@ -1,25 +1,180 @@
-"""What a vision run is told; config.json in the run folder holds it."""
+"""What the training loop is told, whatever it trains; config.json in the run folder holds it."""
 
-from dataclasses import dataclass, field
-from typing import Literal
+import dataclasses
+import hashlib
+import json
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar
 
-from nomax.data.transforms import Augment
-from nomax.models import ViTConfig
-from nomax.train.loop_config import LoopConfig
+FORBID: Mapping[str, Any] = {"extra": "forbid"}  # pydantic would drop an unknown field, a misspelt one, in silence
+WARMUP = 5  # by itself a warm-up takes at most one in so many steps; no recipe's own takes more
 
 
 @dataclass(frozen=True)
-class VisionConfig(LoopConfig):
-    """How a ViT is trained: the model, its data, and all the numbers."""
+class LoopConfig:
+    """What the training loop is told, whatever it trains. The texts below the fields are the help of the commands."""
 
-    recipe: str = "base"
-    model: ViTConfig = field(default_factory=ViTConfig)
-    data: str = "fashion-mnist-small"
-    held_out: float = 0.0  # share of the training images that is the test split; 0: the data have one
-    epochs: float = 0.0  # where the number of steps came from; 0 if it was given itself
-    loss: Literal["sigmoid", "softmax"] = "sigmoid"
-    mixup: float = 0.0
-    augment: Augment = field(default_factory=lambda: Augment(224))
-    test_images: int = 0  # 0: evaluate on all of them
-    on_error: Literal["raise", "skip"] = "raise"  # what to do about broken images
-    workers: int = 0
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = FORBID
+
+    # How the work is done. A run may be continued with other values: the result is the same, but for rounding.
+    MACHINE: ClassVar[frozenset[str]] = frozenset(
+        {"accumulate", "compile", "distribute", "device", "threads", "workers", "checkpoint_every", "keep"}
+    )
+    NOT_NEGATIVE: ClassVar[frozenset[str]] = frozenset(
+        {"lr", "warmup", "weight_decay", "beta1", "beta2", "eps", "clip", "evaluate_every", "threads", "ema"}
+    )
+    EVALUATED: ClassVar[str] = "test"  # the split that is evaluated during training and at its end
+
+    steps: int = 0
+    """Number of steps, instead of epochs."""
+    epochs: float = 0.0
+    """How often each example is seen, instead of steps."""
+    batch_size: int = 4096
+    """Units per step, over all ranks and accumulated parts: images, or tokens on a side, padding included."""
+    lr: float = 1e-3
+    """Largest learning rate."""
+    warmup: int = 10_000
+    """Steps of linear warm-up; if not given, at most a fifth of the steps."""
+    weight_decay: float = 0.1
+    """AdamW's, of kernels (matrices) only."""
+    beta1: float = 0.9
+    """Adam's decay of the mean of gradients."""
+    beta2: float = 0.999
+    """Adam's decay of the mean of their squares."""
+    eps: float = 1e-8
+    """Adam's ε."""
+    clip: float = 1.0
+    """Largest norm of the gradient; 0 never clips."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16: autocast, with float32 weights."""
+    ema: float = 0.0
+    """Keep an exponential moving average of the weights with this decay, evaluate and save it; 0 does not."""
+    seed: int = 0
+    """Of the first weights, the order of the examples, augmentation and dropout."""
+    log_every: int = 1
+    """Steps between lines of metrics.jsonl."""
+    evaluate_every: int = 0
+    """Steps between evaluations on the test split (of text, the validation split); 0 evaluates at the end only."""
+    checkpoint_every: int = 1000
+    """Steps between checkpoints. May change when a run goes on."""
+    keep: int = 3
+    """How many checkpoints to keep. May change when a run goes on."""
+    accumulate: int = 1
+    """Compute each batch in so many parts, to save memory. May change when a run goes on."""
+    compile: bool = False
+    """torch.compile the model. May change when a run goes on."""
+    distribute: Literal["ddp", "fsdp"] = "ddp"
+    """Under torchrun: every rank holds the model, or a share of it. May change when a run goes on."""
+    device: str = "auto"
+    """cpu, cuda, or whichever there is. May change when a run goes on."""
+    threads: int = 0
+    """CPU threads; 0 is torch's own choice. May change when a run goes on."""
+    schedule: Literal["cosine", "inverse-sqrt"] = "cosine"
+    """How the learning rate falls after the warm-up: to 0 at the last step, or as 1/√step."""
+
+    def check(self) -> None:
+        """Raise a ValueError that names the field, unless these values make sense together."""
+        least = {"steps": 1, "batch_size": 1, "accumulate": 1, "keep": 1, "log_every": 1, "checkpoint_every": 1}
+        least |= dict.fromkeys(self.NOT_NEGATIVE, 0)
+        for name, bound in least.items():
+            if not bound <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)} must be a number of at least {bound}.")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed={self.seed} must be from 0 to 2^63 - 1.")
+        for name in ("ema", "beta1", "beta2"):
+            if not getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be below 1.")
+        if self.warmup >= self.steps:
+            raise ValueError(
+                f"warmup={self.warmup} must be less than steps={self.steps}: pass --warmup or train longer (--steps)."
+            )
+        if self.accumulate > self.batch_size:
+            raise ValueError(f"accumulate={self.accumulate} must not exceed batch_size={self.batch_size}.")
+
+
+Config = TypeVar("Config", bound=LoopConfig)
+
+
+def settle(config: Config, steps_per_epoch: Callable[[], float], given: Collection[str] = ()) -> Config:
+    """Return the config with its length settled, and checked: a run can start with it.
+
+    Steps among the `given` names go before epochs, which become steps otherwise; a warm-up that is not among them is
+    cut to a fifth of the steps.
+    """
+    if "steps" in given:
+        config = dataclasses.replace(config, epochs=0.0)
+    elif config.epochs:
+        config = dataclasses.replace(config, steps=count_steps(config.epochs, steps_per_epoch()))
+    if "warmup" not in given:
+        config = shorten_warmup(config)
+    config.check()
+    return config
+
+
+def count_steps(epochs: float, steps_per_epoch: float) -> int:
+    """Return the number of steps of so many epochs, rounded as big_vision rounds it."""
+    return max(1, round(epochs * steps_per_epoch))
+
+
+def shorten_warmup(config: Config) -> Config:
+    """Return the config with its warm-up, or a shorter one where there are few steps."""
+    return dataclasses.replace(config, warmup=min(config.warmup, config.steps // WARMUP))
+
+
+def to_json(config: LoopConfig) -> str:
+    """Return the config as config.json holds it."""
+    return json.dumps(dataclasses.asdict(config), indent=1, ensure_ascii=False) + "\n"
+
+
+def read(path: Path, kind: type[Config]) -> Config:
+    """Read a config.json, strictly: an unknown or ill-typed field is a ValueError that names it."""
+    from pydantic import TypeAdapter, ValidationError
+
+    content = path.read_bytes()
+    try:
+        config = TypeAdapter(kind).validate_json(content)
+        trouble = "" if "steps" in json.loads(content) else "steps: Field required"  # {} would be all defaults
+    except ValidationError as error:
+        trouble = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'the file'}: {e['msg']}" for e in error.errors())
+    if trouble:
+        raise ValueError(
+            f"{path} cannot be read as a {kind.__name__}: {trouble}. Restore it, or train in another folder."
+        )
+    return config
+
+
+def differences(old: LoopConfig, new: LoopConfig) -> list[str]:
+    """List, in words, the fields that differ and would make another run of it."""
+    before, after = _flat(dataclasses.asdict(old)), _flat(dataclasses.asdict(new))
+    names = [name for name in [*before, *(after.keys() - before.keys())] if name.split(".")[0] not in old.MACHINE]
+    missing = "nothing"
+    return [
+        f"{name}: {before.get(name, missing)!r} there, {after.get(name, missing)!r} now"
+        for name in names
+        if before.get(name, missing) != after.get(name, missing)
+    ]
+
+
+def digest(folder: Path, config: LoopConfig) -> str:
+    """Return a hash of what makes this run the run it is, as its folder has it.
+
+    The file counts, not the config made from it: a later version may know more fields, with defaults.
+    """
+    path = folder / "config.json"
+    plain = json.loads(path.read_text() if path.exists() else to_json(config))
+    chosen = {name: value for name, value in plain.items() if name not in config.MACHINE}
+    return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            # JSON knows no tuples; a file and a fresh config must compare equal.
+            flat[prefix + name] = list(value) if isinstance(value, tuple) else value
+    return flat

@@ -23,7 +23,7 @@ class World:
 
     @property
     def leads(self) -> bool:
-        """Whether this is the process that writes files and talks."""
+        """Say whether this is the process that writes files and talks."""
         return self.rank == 0
 
     def sum(self, values: Mapping[str, float | Tensor]) -> dict[str, float]:
@@ -35,7 +35,7 @@ class World:
         return dict(zip(values, total.tolist(), strict=True))
 
     def from_leader(self, value: Any) -> Any:
-        """What the leading rank has here, on every rank."""
+        """Return, on every rank, what the leading rank has here."""
         if self.size == 1:
             return value
         box = [value]
@@ -43,7 +43,7 @@ class World:
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """What each rank has here, in the order of the ranks, on every rank."""
+        """Return, on every rank, what each rank has here, in the order of the ranks."""
         if self.size == 1:
             return [value]
         box: list[Any] = [None] * self.size
@@ -51,15 +51,15 @@ class World:
         return box
 
 
-def chosen(device: str) -> str:
-    """The device itself, or for "auto" a GPU where there is one."""
+def resolve_device(device: str) -> str:
+    """Return the device itself, or for "auto" a GPU where there is one."""
     return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 
 def check_device(device: str, here: bool = True) -> None:
     """Raise a ValueError unless torch knows such a device and, if it is to be here, can make a tensor there."""
     try:
-        known = torch.device(chosen(device))
+        known = torch.device(resolve_device(device))
         if here:
             torch.zeros(1, device=known).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -67,10 +67,13 @@ def check_device(device: str, here: bool = True) -> None:
         raise ValueError(f"--device {device} cannot be used here: {said}. Give cpu, or leave it out.") from error
 
 
+chosen = resolve_device  # alias until the importers have moved: chosen -> resolve_device
+
+
 @contextmanager
 def world(device: str = "auto") -> Iterator[World]:
     """Join the processes that torchrun started, if it did; "auto" takes a GPU where there is one."""
-    kind = chosen(device)
+    kind = resolve_device(device)
     if "RANK" not in os.environ:
         yield World(torch.device(kind))
         return
@@ -88,7 +91,7 @@ def world(device: str = "auto") -> Iterator[World]:
 
 
 def layers(model: nn.Module) -> list[nn.Module]:
-    """The repeated layers of a model: the members of its module lists, which are sharded and compiled one by one."""
+    """List the repeated layers of a model, the members of its module lists, which are sharded one by one."""
     return [layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module]
 
 
@@ -100,7 +103,7 @@ def shard(model: nn.Module) -> None:
 
 
 def replicate(model: nn.Module, world: World) -> nn.Module:
-    """What to call in training where every rank holds the whole model: it averages the gradients."""
+    """Wrap a model that every rank holds as a whole, to be called in training: it averages the gradients."""
     return DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
 
 

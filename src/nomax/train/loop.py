@@ -8,27 +8,60 @@ import copy
 import hashlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict as states
 
-from nomax.train import checkpoints, distributed, health, optimiser
+from nomax.train import checkpoints, distributed, nonfinite, optimiser
+from nomax.train.config import LoopConfig, digest
+from nomax.train.console import Bar, Stop
 from nomax.train.distributed import World
-from nomax.train.loop_config import LoopConfig, digest
 from nomax.train.metrics import Metrics
-from nomax.train.progress import Bar
-from nomax.train.stop import Stop
-from nomax.train.task import Batch, Task
+
+Batch = TypeVar("Batch")
+
+
+class Task(Protocol[Batch]):
+    """A model, its data and its loss. Everything here is a pure function of the step, so the step is all the state."""
+
+    model: nn.Module
+    """The model to train, not yet wrapped, on any device."""
+    unit: str
+    """What is counted, in the plural: "images", "tokens"."""
+
+    def batches(self, start: int, world: World) -> Iterator[Batch]:
+        """Yield this rank's part of the batch of step `start`, of the step after it, and so on without end."""
+        ...
+
+    def size(self, batch: Batch) -> int:
+        """Return how many units a batch holds: the loss is the mean over the units of all ranks."""
+        ...
+
+    def split(self, batch: Batch, parts: int) -> Iterable[Batch]:
+        """Split a batch into at most so many smaller ones, for gradient accumulation."""
+        ...
+
+    def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Return sums over the batch's units: "loss", with its gradient, and whatever else is worth watching."""
+        ...
+
+    def evaluation(self, world: World) -> Iterator[Batch]:
+        """Yield this rank's part of the test data, once; as many batches (perhaps empty ones) on every rank."""
+        ...
+
+    def describe(self, step: int) -> dict[str, Any]:
+        """Describe the data of this step's batch, as JSON, for the report when something went wrong with it."""
+        ...
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How far a call of `train` came."""
+    """How far a call of `train` came, and what it measured."""
 
     step: int
     finished: bool
@@ -39,11 +72,18 @@ class Outcome:
 
 
 def train(
-    task: Task[Batch], config: LoopConfig, folder: Path, world: World, stop: Stop, bar: Bar, tensorboard: bool = False
+    task: Task[Batch],
+    config: LoopConfig,
+    folder: Path,
+    world: World,
+    stop: Stop,
+    bar: Bar,
+    *,
+    tensorboard: bool = False,
 ) -> tuple[Outcome, nn.Module]:
     """Train from the newest checkpoint in the folder, or from the start, to the last step or until asked to stop.
 
-    Returns how far it came and the model to keep: the average of the weights where the configuration wants one.
+    Returns how far it came and the model to keep: the average of the weights where the config wants one.
     """
     loop = Loop(task, config, folder, world)
     loop.resume()
@@ -56,7 +96,7 @@ def train(
 
 
 class Loop(Generic[Batch]):
-    """The state of a training run, and what a step does to it."""
+    """Hold the state of a training run and take its steps."""
 
     def __init__(self, task: Task[Batch], config: LoopConfig, folder: Path, world: World) -> None:
         self.task, self.config, self.folder, self.world = task, config, folder, world
@@ -76,7 +116,7 @@ class Loop(Generic[Batch]):
         self.optimiser = optimiser.make(self.model, config)
 
     def run(self, stop: Stop, bar: Bar, metrics: Metrics | None) -> Outcome:
-        """Steps, evaluations and checkpoints, until the end or until asked to stop."""
+        """Take steps, evaluate and write checkpoints until the end or until asked to stop."""
         config, saved, asked = self.config, self.step, False
         evaluations = self.world.from_leader(metrics.evaluations if metrics else None)
         batches = self.task.batches(self.step, self.world)
@@ -97,8 +137,8 @@ class Loop(Generic[Batch]):
                 self.save()
                 saved = self.step
             if finished or asked:
-                found = evaluations.get(self.step, {})
-                return Outcome(self.step, finished and not asked, self.seconds, found, self.units)
+                newest = evaluations.get(self.step, {})
+                return Outcome(self.step, finished and not asked, self.seconds, newest, self.units)
             began = time.monotonic()
             line, asked = self.update(next(batches), stop)
             self.seconds += time.monotonic() - began
@@ -108,7 +148,10 @@ class Loop(Generic[Batch]):
                 metrics.write(line)
 
     def update(self, batch: Batch, stop: Stop) -> tuple[dict[str, float], bool]:
-        """One step: the gradient of the mean loss over all ranks, clipped, and AdamW. Says too if a rank shall stop."""
+        """Take one step of AdamW with the clipped gradient of the mean loss over all ranks.
+
+        Returns the line of metrics, and whether any rank was asked to stop.
+        """
         size = self.world.sum({"size": self.task.size(batch)})["size"]
         config = self.config
         rate = config.lr * optimiser.schedule(self.step, config.steps, config.warmup, config.schedule)
@@ -135,7 +178,7 @@ class Loop(Generic[Batch]):
 
     @torch.no_grad()
     def evaluate(self, stop: Stop) -> dict[str, float] | None:
-        """The means over the test data, with the weights that will be kept; None if asked to stop meanwhile."""
+        """Return means over the test data, with the weights that will be kept; None if asked to stop meanwhile."""
         sums: dict[str, float | Tensor] = {"size": 0.0}
         self.kept.eval()
         for batch in self.task.evaluation(self.world):
@@ -198,7 +241,7 @@ class Loop(Generic[Batch]):
             states.set_model_state_dict(self.average, state["average"], options=whole)
 
     def _state(self) -> dict[str, Any] | None:
-        """What the newest whole checkpoint holds, once it is known to fit; damaged ones after it step aside."""
+        """Load the newest whole checkpoint and check that it fits; damaged ones after it step aside."""
         folder = self.folder / "checkpoints"
         state = checkpoints.newest(folder)
         if state is None:
@@ -209,8 +252,8 @@ class Loop(Generic[Batch]):
         for name, model in {"model": self.model, "average": self.average}.items():
             if model is not None:
                 wanted = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
-                found = {key: tuple(tensor.shape) for key, tensor in (state.get(name) or {}).items()}
-                if wanted != found:
+                saved = {key: tuple(tensor.shape) for key, tensor in (state.get(name) or {}).items()}
+                if wanted != saved:
                     raise ValueError(
                         f"the checkpoint {folder / checkpoints.name(state['step'])} has other weights ({name}) than "
                         "this model, though its configuration is the same. Move it away to go on from the one before."
@@ -218,7 +261,7 @@ class Loop(Generic[Batch]):
         return state
 
     def _measured(self, model: nn.Module, batch: Batch) -> Iterator[dict[str, Tensor]]:
-        """The sums over the batch, one part after the other, with the random numbers of this step and rank."""
+        """Yield sums over the parts of a batch, computed with the random numbers of this step and rank."""
         model.train()
         torch.manual_seed(_seed(self.config.seed, self.step, self.world.rank))
         parts = list(self.task.split(batch, self.config.accumulate))
@@ -231,18 +274,20 @@ class Loop(Generic[Batch]):
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.config.precision == "bf16")
 
-    def _non_finite(self, batch: Batch, loss: float, norm: float) -> health.NonFiniteError:
-        """What to say about a step whose loss or gradient is not finite. The weights are still those before it."""
+    def _non_finite(self, batch: Batch, loss: float, norm: float) -> nonfinite.NonFiniteError:
+        """Make the error for a step whose loss or gradient is not finite. The weights are still those before it."""
         with torch.compiler.set_stance("force_eager"):  # a compiled model shows no layers
-            found = health.where(self.model, lambda: (m["loss"] for m in self._measured(self.model, batch)))
-        place = min(self.world.gather(found))[1]
+            finding = nonfinite.locate(self.model, lambda: (m["loss"] for m in self._measured(self.model, batch)))
+        place = min(self.world.gather(finding))[1]
         report = {"step": self.step + 1, "loss": str(loss), "norm": str(norm), "where": place}
         report["batch"] = self.task.describe(self.step)
-        return health.NonFiniteError(f"step {self.step + 1} has the loss {loss} and a gradient of norm {norm}", report)
+        return nonfinite.NonFiniteError(
+            f"step {self.step + 1} has the loss {loss} and a gradient of norm {norm}", report
+        )
 
 
 def _seed(seed: int, step: int, rank: int) -> int:
-    """A seed for the random numbers of one step on one rank."""
+    """Return a seed for the random numbers of one step on one rank."""
     return int.from_bytes(hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()[:8], "little") >> 1
 
 

@@ -12,12 +12,12 @@ FILE = "metrics.jsonl"
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run so far, without one that is just being written."""
+    """Return the lines of a run so far, without one that is just being written."""
     return [line for line, _ in _lines(_content(folder / FILE))]
 
 
 def last(folder: Path) -> dict[str, Any]:
-    """The newest step of a run that goes on, without reading all of it; nothing if there is none yet."""
+    """Return the newest step of a run that goes on, without reading all of it; {} if there is none yet."""
     try:
         with (folder / FILE).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
@@ -30,7 +30,7 @@ def last(folder: Path) -> dict[str, Any]:
 
 
 class Metrics:
-    """The metrics of a run that goes on from a step: lines of later steps are taken back, so none is there twice.
+    """Write the metrics of a run that goes on from a step: lines of later steps are taken back, so none is there twice.
 
     A line is written every `log_every` steps. A file that lacks lines up to this step, which were on the disk before
     the checkpoint was, is damaged: a ValueError, and it stays as it is. Without a file, or with an empty one, there is
@@ -90,7 +90,7 @@ class Metrics:
 
 
 def _lines(data: bytes) -> Iterator[tuple[dict[str, Any], int]]:
-    """Each line with where it ends, up to the first that is not whole: a run may have been killed while writing it."""
+    """Yield each line and where it ends, up to the first that is not whole: a kill may have cut it."""
     end = 0
     for raw in data.splitlines(keepends=True):
         end += len(raw)
@@ -104,7 +104,7 @@ def _lines(data: bytes) -> Iterator[tuple[dict[str, Any], int]]:
 
 
 def _is_line(line: Any) -> bool:
-    """Whether this is what `Metrics.write` wrote: a step and numbers, or a step and an evaluation that has numbers."""
+    """Say whether `Metrics.write` wrote this: a step and numbers, or a step and an evaluation that has numbers."""
     if not isinstance(line, dict) or type(line.get("step")) is not int or line["step"] < 0:
         return False
     measured = line.get("evaluation", line)

@@ -9,13 +9,13 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW
 
 from nomax.nn import Memory
-from nomax.train.loop_config import LoopConfig
+from nomax.train.config import LoopConfig
 
 KERNELS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def schedule(step: int, total: int, warmup: int, kind: str = "cosine") -> float:
-    """The share of the learning rate at a step (counted from 0): a linear warm-up from 0, then a cosine that ends at 0.
+    """Return the share of the learning rate at a step, counted from 0: a linear warm-up, then a cosine that ends at 0.
 
     As in big_vision, the cosine begins where the warm-up ends, and the first step of all has a learning rate of 0.
     "inverse-sqrt" falls as 1/√step instead, as in Vaswani et al. (2017), and does not depend on the number of steps.
@@ -29,7 +29,7 @@ def schedule(step: int, total: int, warmup: int, kind: str = "cosine") -> float:
 
 
 def kernels(model: nn.Module) -> Iterator[Tensor]:
-    """The weights of linear and convolutional layers, which big_vision calls `.*/kernel$` and lets decay.
+    """Yield the weights of linear and convolutional layers, which big_vision calls `.*/kernel$` and lets decay.
 
     The keys and values of a memory are such weights, too: those of a feed-forward layer.
     """
@@ -41,7 +41,7 @@ def kernels(model: nn.Module) -> Iterator[Tensor]:
 
 
 def make(model: nn.Module, config: LoopConfig) -> AdamW:
-    """AdamW whose weight decay touches kernels only: no biases, LayerNorm scales, positions, class tokens or gains.
+    """Make an AdamW that decays kernels only: no biases, LayerNorm scales, positions, class tokens or gains.
 
     Decay here is multiplied by the learning rate, as AdamW does it. big_vision's is not: its 1e-4 at a learning rate
     of 1e-3 is 0.1 here, and both follow the same schedule: the update is -schedule·(lr·adam + 1e-4·w) in either. Adam's

@@ -1,44 +1,4 @@
-"""`nomax train translate`: train an encoder-decoder to translate, with any φ, or several side by side."""
+# alias until the importers have moved: nomax.train.translate -> nomax.train.text.translate
+from nomax.train.text.translate import Options, run
 
-from dataclasses import dataclass
-
-from nomax.train import command, configure_text
-from nomax.train.text_options import TextOptions
-from nomax.train.text_recipes import RECIPES
-
-TITLE = "train translate"
-
-
-@dataclass(frozen=True)
-class Options(TextOptions):
-    """Train a ReLUFormer to translate sentences or documents, with one φ or with several side by side.
-
-    Stop it whenever you like (Ctrl-C, SIGTERM, even kill -9) and give the same command again: it goes on from the last
-    checkpoint, to the same result to the bit. On several GPUs or machines: torchrun --nproc-per-node 8 -m nomax.cli
-    train translate ...
-
-    The peers of ReLUFormer: --phi softmax, sparsemax, entmax15, relu (put in directly), relu/L, and ReLA as --phi relu
-    --joined-norm rela; its factor alone is --penalty 0.
-
-    The run folder gets what one of `nomax train vit` has, and vocabulary.model. Afterwards: nomax evaluate RUN gives
-    BLEU (with --split valid where the data has no test split), nomax translate RUN < in.txt > out.txt translates. Exit
-    codes: 0 finished, 1 failed (a loss that is not finite, a full disk), 2 wrong options, 130 stopped by Ctrl-C and 143
-    by SIGTERM, both of them with a checkpoint.
-    """
-
-    languages: tuple[str, str] | None = None
-    """Source and target, such as --languages es en; in the order that the data has, if not given. Names of files such
-    as train.en say theirs; --languages says those of a.txt,b.txt."""
-    encoder_layers: int | None = None
-    """Layers of the encoder."""
-
-
-def defaults(arguments: list[str]) -> Options:
-    """The options with the values of the recipe that a command line names, for the φ that is trained by default."""
-    shown: Options = configure_text.defaults(Options(), command.recipe(arguments, RECIPES)("translate"))
-    return shown
-
-
-def run(options: Options) -> int:
-    """Train. See Options for the exit codes."""
-    return command.train(options, TITLE, lambda: configure_text.jobs(options, "translate", options.languages))
+__all__ = ["Options", "run"]

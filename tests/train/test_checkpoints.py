@@ -9,8 +9,9 @@ import pytest
 import torch
 from toy_task import CONFIG, Points, run
 
-from nomax.train import checkpoints, files, loop_config
-from nomax.train import run as run_folder
+from nomax import _files
+from nomax.train import checkpoints, run_folder
+from nomax.train import config as configs
 
 
 def state(step):
@@ -185,9 +186,9 @@ def test_an_error_at_the_last_moment_loses_nothing_either(tmp_path, monkeypatch,
 
 def test_two_may_write_one_file_at_the_same_time_and_the_last_one_wins(tmp_path):
     path = tmp_path / "page.html"
-    with files.aside(path) as first:
+    with _files.atomic(path) as first:
         first.write(b"first")
-        files.write(path, "second")
+        _files.write(path, "second")
     assert path.read_bytes() == b"first"
     assert names(tmp_path) == ["page.html"]
 
@@ -233,7 +234,7 @@ def test_a_folder_with_other_things_in_it_is_refused(tmp_path):
 
 
 def test_a_misspelt_field_in_the_configuration_is_named(tmp_path):
-    (tmp_path / "config.json").write_text(loop_config.to_json(CONFIG).replace('"lr"', '"learning_rate"'))
+    (tmp_path / "config.json").write_text(configs.to_json(CONFIG).replace('"lr"', '"learning_rate"'))
     with pytest.raises(ValueError, match="learning_rate: Unexpected keyword argument"):
         run_folder.check(tmp_path, CONFIG)
 
@@ -242,7 +243,7 @@ def test_checkpoints_of_another_run_are_refused(tmp_path):
     with run_folder.claimed(tmp_path, CONFIG):
         run(tmp_path)
     other = replace(CONFIG, lr=0.1)
-    (tmp_path / "config.json").write_text(loop_config.to_json(other))
+    (tmp_path / "config.json").write_text(configs.to_json(other))
     with pytest.raises(ValueError, match="another configuration"):
         run(tmp_path, Points(other), other)
 
@@ -253,5 +254,5 @@ def test_a_field_that_a_later_version_adds_does_not_end_a_run(tmp_path):
     content = json.loads((tmp_path / "config.json").read_text())
     del content["ema"]  # as if it had been written before there was one
     (tmp_path / "config.json").write_text(json.dumps(content))
-    assert loop_config.read(tmp_path / "config.json", loop_config.LoopConfig) == CONFIG
-    assert loop_config.digest(tmp_path, CONFIG) == loop_config.digest(tmp_path, replace(CONFIG, ema=0.5))
+    assert configs.read(tmp_path / "config.json", configs.LoopConfig) == CONFIG
+    assert configs.digest(tmp_path, CONFIG) == configs.digest(tmp_path, replace(CONFIG, ema=0.5))

@@ -12,15 +12,15 @@ import tiny_images
 import torch
 
 from nomax.console import Console
-from nomax.train import VisionConfig, loop_config, metrics, text_recipes
-from nomax.train.configure import configure
+from nomax.train import VisionConfig, metrics
+from nomax.train import config as configs
+from nomax.train.console import Bar, Stop
 from nomax.train.distributed import World
 from nomax.train.loop import train
-from nomax.train.progress import Bar
-from nomax.train.recipes import AUGMENTATIONS, RECIPES, i1k, i21k, small
-from nomax.train.stop import Stop
-from nomax.train.vision import VisionTask, load
-from nomax.train.vit import Options
+from nomax.train.text import config as text_config
+from nomax.train.vision.command import Options, configure
+from nomax.train.vision.config import AUGMENTATIONS, RECIPES, i1k, i21k, small
+from nomax.train.vision.task import VisionTask, load
 
 
 @pytest.mark.parametrize("recipe", [i1k, i21k])
@@ -80,7 +80,7 @@ def test_any_setting_can_be_chosen_by_name():
     [(300.0, 1_268_355, 4096, 92_897), (1.0, 64, 8, 8), (1.0, 60, 8, 8), (1.0, 59, 8, 7), (0.01, 64, 8, 1)],
 )
 def test_epochs_are_rounded_to_steps_as_big_vision_does(epochs, images, batch_size, steps):
-    assert loop_config.steps_of(epochs, images / batch_size) == steps
+    assert configs.count_steps(epochs, images / batch_size) == steps
 
 
 @pytest.mark.parametrize("steps", [1, 4, 5, 100, 2499, 2500, 4700, 10**6])
@@ -98,10 +98,10 @@ def test_no_recipes_own_warm_up_is_cut():
     steps = {"i1k": 92_897, "i21k": 103_613}
     for name, recipe in RECIPES.items():
         config = replace(recipe(), steps=steps.get(name, recipe().steps))
-        assert loop_config.warmed_up(config, {}) == config
+        assert configs.shorten_warmup(config) == config
     for task in ("translate", "language"):
-        for recipe in text_recipes.RECIPES.values():
-            assert loop_config.warmed_up(recipe(task), {}) == recipe(task)
+        for recipe in text_config.RECIPES.values():
+            assert configs.shorten_warmup(recipe(task)) == recipe(task)
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values())
@@ -113,10 +113,10 @@ def test_every_recipe_says_its_command(recipe):
 def test_a_configuration_comes_back_from_its_file_unchanged(tmp_path, recipe):
     config = replace(recipe(), steps=20_000)
     config.check()
-    (tmp_path / "config.json").write_text(loop_config.to_json(config))
-    found = loop_config.read(tmp_path / "config.json", VisionConfig)
+    (tmp_path / "config.json").write_text(configs.to_json(config))
+    found = configs.read(tmp_path / "config.json", VisionConfig)
     assert found == config
-    assert loop_config.differences(found, config) == []
+    assert configs.differences(found, config) == []
 
 
 @pytest.mark.parametrize("place", ["", "model", "augment"])
@@ -125,14 +125,14 @@ def test_an_unknown_field_is_refused_wherever_it_is(tmp_path, place):
     (content[place] if place else content)["colour"] = "blue"
     (tmp_path / "config.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=f"{place}.*colour"):
-        loop_config.read(tmp_path / "config.json", VisionConfig)
+        configs.read(tmp_path / "config.json", VisionConfig)
 
 
 # The first losses of a tiny version of each recipe, one thread. CPUs differ in the last bits of a sum: with portable
 # kernels, torch without AVX and MKL in its compatible mode the curves moved by 1e-7. Pillow versions may differ in the
 # last bit of a pixel. Of the changes that must show, 2 % of the learning rate moves them by 5e-4, and 0.99 for Adam's
 # second beta by 1e-4 to 3e-4. (Weight decay is too slow for 20 steps, 1e-5, and has a test of its own.)
-# To write the curves again, after a change that is meant: .venv/bin/python tests/test_train_recipes.py
+# To write the curves again, after a change that is meant: .venv/bin/python tests/train/test_recipes.py
 GOLDEN = Path(__file__).with_name("golden")
 CASES = {"small": ("nano/4", "relu/L"), "i1k": ("B/32", "relu/L"), "i21k": ("L/16", "softmax")}
 

@@ -6,11 +6,10 @@ import torch
 from torch import nn
 
 from nomax.console import Console
+from nomax.train.config import LoopConfig
+from nomax.train.console import Bar, Stop
 from nomax.train.distributed import World
 from nomax.train.loop import Loop, Outcome, train
-from nomax.train.loop_config import LoopConfig
-from nomax.train.progress import Bar
-from nomax.train.stop import Stop
 
 HERE = World(torch.device("cpu"))
 CONFIG = LoopConfig(steps=12, batch_size=8, lr=0.05, warmup=2, checkpoint_every=5, evaluate_every=4, threads=1)

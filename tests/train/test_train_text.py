@@ -16,27 +16,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 from text_corpora import corpus
+from toy_text import LANGUAGE, TRANSLATE, tales
 
 from nomax import models
 from nomax.cli import main
-from nomax.data.text import Tokenizer, TokenOrder
-from nomax.data.text.corpus import write
+from nomax.data.text import Corpus, Tokenizer, TokenOrder
 from nomax.models import ReLUFormer
 from nomax.nn import RELUFORMER
-from nomax.train import language, load_text_run, loop_config, metrics, optimiser, text_data, translate
-from nomax.train.configure_text import configure, fitted
+from nomax.train import load_text_run, metrics
 from nomax.train.distributed import World
-from nomax.train.losses import smoothed
-from nomax.train.text import TextTask
-from nomax.train.text_config import TextConfig
-from nomax.train.text_recipes import RECIPES, iwslt
+from nomax.train.text import data as text_data
+from nomax.train.text import language, translate
 
 pytest.importorskip("sentencepiece")
+
+
 HERE = World(torch.device("cpu"))
-SMALL = {"tensorboard": False, "threads": 1, "vocabulary": 330, "batch_size": 256, "warmup": 1, "max_length": 128}
-SMALL |= {"dim": 16, "heads": 2, "decoder_layers": 1, "slots": 32, "dropout": 0.1}
-TRANSLATE = {**SMALL, "encoder_layers": 1}
-LANGUAGE = {name: value for name, value in SMALL.items() if name != "max_length"} | {"documents": 64}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -44,14 +39,6 @@ def own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NOMAX_DATA", str(tmp_path_factory.mktemp("cache")))
         yield
-
-
-def tales(folder: Path) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    for seed, (split, documents) in enumerate({"train": 12, "valid": 3, "test": 2}.items()):
-        text = corpus(documents, seed=seed)
-        write(folder / f"{split}.jsonl", text.documents, text.languages)
-    return str(folder)
 
 
 @pytest.fixture(scope="module")
@@ -92,89 +79,6 @@ def test_one_command_trains_two_phis_compares_them_and_says_what_to_do_next(tmp_
     assert "nomax translate" in told
 
 
-def test_reluformer_has_a_learned_gain_and_penalties_and_its_peers_have_not():
-    own, factor, softmax, wortsman = (
-        configure(translate.Options(penalty=penalty), phi, "translate")
-        for phi, penalty in ((RELUFORMER, None), (RELUFORMER, 0.0), ("softmax", None), ("relu/L", None))
-    )
-    assert (own.model.learned_gain, own.normalisation_penalty, own.entropy_penalty) == ("head", 0.03, 0.03)
-    assert (factor.model.learned_gain, factor.penalised) == ("head", False)
-    assert [(each.model.learned_gain, each.penalised) for each in (softmax, wortsman)] == [(None, False)] * 2
-    assert [each.model.gamma for each in (own, factor, softmax, wortsman)] == [6.4, 6.4, 1.0, 1.0]
-    given = configure(translate.Options(), "0.2*relu/L^0.5", "translate")  # its factor is where the gain starts
-    assert (given.model.gamma, given.model.learned_gain, given.penalised) == (1.0, "head", True)
-    assert configure(translate.Options(gamma=3.0), RELUFORMER, "translate").model.gamma == 3.0
-    one = configure(translate.Options(penalty=0.2, entropy_penalty=0.0), RELUFORMER, "translate")
-    assert (one.normalisation_penalty, one.entropy_penalty) == (0.2, 0.0)
-
-
-def test_the_smoothed_loss_is_pytorchs():
-    logits = 4 * torch.randn(3, 7, 11)
-    labels = torch.randint(11, (3, 7))
-    weights = torch.rand(3, 7)
-    for smoothing in (0.0, 0.1):
-        found = {}
-        for name, dtype in (("exact", torch.float64), ("torch", torch.float32), ("ours", torch.float32)):
-            x = logits.to(dtype, copy=True).requires_grad_()
-            if name == "ours":
-                loss, nll = smoothed(x, labels, smoothing)
-                torch.testing.assert_close(nll, F.cross_entropy(x.mT, labels, reduction="none"))
-                assert not nll.requires_grad
-            else:
-                loss = F.cross_entropy(x.mT, labels, reduction="none", label_smoothing=smoothing)
-            (loss * weights.to(dtype)).sum().backward()
-            found[name] = (loss.detach().double(), x.grad.double())
-        for exact, torchs, ours in zip(*found.values(), strict=True):
-            assert (ours - exact).abs().max() <= 2 * (torchs - exact).abs().max() + 1e-7
-
-
-def task_of(data, options, phi, kind="translate"):
-    train, valid = (text_data.load(data, split, kind) for split in ("train", "valid"))
-    config = fitted(configure(options, phi, kind), train)
-    tokenizer = text_data.learned(train, config.model.vocabulary)
-    return TextTask(config, text_data.stages(config, train, tokenizer), text_data.examples(config, valid, tokenizer))
-
-
-@torch.no_grad()
-def test_the_loss_is_that_of_each_sequence_by_itself_without_padding(data):
-    task = task_of(data, translate.Options(**TRANSLATE, penalty=0.0), "relu/L")
-    task.model.eval()
-    batch = next(task.batches(3, HERE))
-    measured = task.measure(task.model, batch)
-    total, right, count = 0.0, 0, 0
-    for number in batch.numbers:
-        example = task.stages[0][0][number]
-        source, target = torch.tensor([[*example.source, 2]]), torch.tensor([[1, *example.target, 2]])
-        logits = task.model(source, target[:, :-1])[0]
-        total += float(F.cross_entropy(logits, target[0, 1:], label_smoothing=0.1, reduction="sum"))
-        right += int((logits.argmax(-1) == target[0, 1:]).sum())
-        count += target.shape[1] - 1
-    assert len(set(map(len, (task.stages[0][0][number].target for number in batch.numbers)))) > 1
-    assert float(measured["loss"]) == pytest.approx(total, rel=1e-5)
-    assert int(measured["accuracy"]) == right
-    assert task.size(batch) == batch.tokens == count
-
-
-@torch.no_grad()
-def test_penalties_are_added_with_their_weights(data):
-    task = task_of(data, translate.Options(**TRANSLATE, penalty=0.5, entropy_penalty=2.0, margin=0.6), RELUFORMER)
-    task.model.eval()
-    batch = next(task.batches(0, HERE))
-    measured = {name: float(value) / task.size(batch) for name, value in task.measure(task.model, batch).items()}
-    plain = task_of(data, translate.Options(**TRANSLATE, penalty=0.0), RELUFORMER)
-    plain.model.eval()
-    without = float(plain.measure(plain.model, batch)["loss"]) / task.size(batch)
-    expected = [0.0, 0.0]
-    for number in batch.numbers:
-        example = task.stages[0][0][number]
-        source, target = torch.tensor([[*example.source, 2]]), torch.tensor([[1, *example.target]])
-        _, found = task.model(source, target, penalties=True, margin=0.6)
-        expected = [sum_ + float(value) * target.shape[1] for sum_, value in zip(expected, found, strict=True)]
-    assert [measured["normalisation"], measured["entropy"]] == pytest.approx([x / task.size(batch) for x in expected])
-    total = without + 0.5 * measured["normalisation"] + 2.0 * measured["entropy"]
-    assert measured["loss"] == pytest.approx(total, rel=1e-5)
-
-
 def test_the_reported_perplexity_of_a_language_model_is_that_of_the_saved_one(tmp_path, data):
     assert language.run(language.Options(data=data, out=tmp_path / "run", steps=3, language="es", **LANGUAGE)) == 0
     model, tokenizer, config = load_text_run(tmp_path / "run")
@@ -197,6 +101,16 @@ def test_a_language_model_reads_plain_text(tmp_path):
     options = language.Options(data=str(tmp_path / "train.txt"), valid=str(tmp_path / "other"), steps=2, **LANGUAGE)
     assert language.run(language.Options(**{**vars(options), "out": tmp_path / "run"})) == 0
     assert load_text_run(tmp_path / "run")[2].languages == ("txt",)
+
+
+def test_text_is_loaded_and_hashed_once_for_all_phis(tmp_path, data, monkeypatch):
+    loaded, hashed, plain, digest = [], [], text_data.load, Corpus.digest
+    monkeypatch.setattr(text_data, "load", lambda data, split, *rest: loaded.append(split) or plain(data, split, *rest))
+    monkeypatch.setattr(Corpus, "digest", lambda corpus: hashed.append(corpus) or digest(corpus))
+    options = translate.Options(phi=("reluformer", "softmax"), data=data, out=tmp_path, steps=2, **TRANSLATE)
+    assert translate.run(options) == 0
+    assert loaded == ["train", "valid"]
+    assert len(hashed) == 2
 
 
 def test_the_vocabulary_comes_from_the_training_split_alone_and_is_learned_once(tmp_path, data, monkeypatch):
@@ -325,14 +239,6 @@ def test_languages_turn_the_corpus_around(tmp_path, data):
     assert text_data.of_run(config, "test").documents == text_data.load(data, "test").turned().documents
 
 
-def test_epochs_are_counted_in_batches(data):
-    train = text_data.load(data, "train")
-    config = fitted(configure(translate.Options(**TRANSLATE, epochs=2.0), "relu/L", "translate"), train)
-    task = task_of(data, translate.Options(**TRANSLATE, epochs=2.0), "relu/L")
-    shown = [number for step in range(config.steps) for number in task.stages[0][1].batch(step)]
-    assert sorted(shown) == sorted([*range(len(train))] * 2)
-
-
 @pytest.mark.parametrize("command", [translate, language])
 @pytest.mark.parametrize("chosen", [{"steps": 6}, {"epochs": 0.6}])
 def test_a_short_run_needs_no_warm_up_to_be_given(tmp_path, data, command, chosen):
@@ -346,38 +252,6 @@ def test_a_short_run_needs_no_warm_up_to_be_given(tmp_path, data, command, chose
         assert config.steps == round(0.6 * TokenOrder(lengths, config.batch_size).steps_per_epoch)
 
 
-GROWING = {**TRANSLATE, "max_length": None, "documents": 512, "batch_size": 512, "growth": 0.5, "steps": 20}
-
-
-def test_documents_grow_from_128_tokens_by_doubling(data):
-    task = task_of(data, translate.Options(**GROWING), "relu/L")
-    assert task.config.stages == {0: 128, 5: 256, 10: 512}
-    everything = [batch for batch, _ in zip(task.batches(0, HERE), range(20), strict=False)]
-    for begin, longest in task.config.stages.items():
-        stage = [batch for batch in everything if begin <= batch.step < (begin + 5 if longest < 512 else 20)]
-        assert longest / 2 < max(batch.target.shape[1] for batch in stage) <= longest + 1
-        for batch in stage:
-            names = [task.stages[begin][0][number].name for number in batch.numbers]
-            assert task.describe(batch.step) == {"indices": list(batch.numbers), "names": names}
-    for start in (3, 5, 12):  # a run goes on where it was stopped
-        later = next(task.batches(start, HERE))
-        assert later.step == start
-        torch.testing.assert_close(later.target, everything[start].target, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("changed", "stages"),
-    [
-        ({"documents": 128}, {0: 128}),  # nothing to grow
-        ({"growth": 0.0}, {0: 512}),
-        ({"steps": 2, "growth": 0.1}, {0: 512}),  # too few steps for more
-        ({"documents": 300, "growth": 0.9}, {0: 128, 9: 256, 18: 300}),
-    ],
-)
-def test_stages_of_growth(changed, stages):
-    assert configure(translate.Options(**{**GROWING, **changed}), "relu/L", "translate").stages == stages
-
-
 def test_a_batch_in_slices_is_the_batch(tmp_path, data):
     for name, parts in (("whole", 1), ("sliced", 3)):
         options = translate.Options(
@@ -387,23 +261,6 @@ def test_a_batch_in_slices_is_the_batch(tmp_path, data):
     assert losses(tmp_path / "sliced") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
 
 
-def test_ranks_share_the_validation_split_between_them(data):
-    task = task_of(data, translate.Options(**TRANSLATE), RELUFORMER)
-    for size in (1, 3, 40):
-        parts = [list(task.evaluation(World(torch.device("cpu"), rank, size))) for rank in range(size)]
-        assert len({len(part) for part in parts}) == 1
-        targets = [
-            [token for token in row.tolist() if token]
-            for part in parts
-            for batch in part
-            for row in batch.target[:, 1:]
-        ]
-        assert sorted(targets) == sorted([*example.target, 2] for example in task.valid)
-    empty = parts[-1][-1]
-    assert task.size(empty) == 0
-    assert all(value == 0 for value in task.measure(task.model, empty).values())
-
-
 def test_a_loss_that_is_not_finite_names_the_examples(tmp_path, data, capsys):
     options = translate.Options(data=data, out=tmp_path / "run", steps=9, lr=1e38, clip=0.0, **TRANSLATE)
     assert translate.run(options) == 1
@@ -411,43 +268,6 @@ def test_a_loss_that_is_not_finite_names_the_examples(tmp_path, data, capsys):
     assert "nomax train translate: step" in capsys.readouterr().err
     assert len(report["batch"]["indices"]) == len(report["batch"]["names"])
     assert report["batch"]["names"][0].startswith("tale ")
-
-
-def test_the_inverse_square_root_rises_and_falls_as_it_says():
-    rates = [optimiser.schedule(step, 10**6, 400, "inverse-sqrt") for step in (0, 100, 400, 1600, 40_000)]
-    assert rates == pytest.approx([0, 0.25, 1, 0.5, 0.1])
-    assert optimiser.schedule(0, 10, 0, "inverse-sqrt") == optimiser.schedule(1, 10, 0, "inverse-sqrt") == 1
-
-
-def test_weight_decay_touches_the_keys_and_values_of_memories_but_no_embeddings():
-    model = ReLUFormer(20, dim=8, heads=2, encoder_layers=1, decoder_layers=1, slots=4)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    decaying = {names[id(parameter)] for parameter in optimiser.kernels(model)}
-    assert {"encoder.0.memory.keys", "decoder.0.memory.values", "decoder.0.attention.qkv.weight"} <= decaying
-    assert "embedding.weight" not in decaying
-
-
-def test_iwslt_is_the_usual_recipe():
-    config = iwslt()
-    model = config.model
-    assert (model.encoder_layers, model.decoder_layers, model.dim, model.slots, model.heads) == (6, 6, 512, 1024, 4)
-    assert (model.dropout, config.lr, config.warmup, config.batch_size) == (0.3, 5e-4, 4000, 4096)
-    assert (config.beta1, config.beta2, config.label_smoothing, config.schedule) == (0.9, 0.98, 0.1, "inverse-sqrt")
-
-
-@pytest.mark.parametrize("recipe", RECIPES.values())
-@pytest.mark.parametrize("kind", ["translate", "language"])
-def test_a_configuration_comes_back_from_its_file_unchanged(tmp_path, recipe, kind):
-    config = recipe(kind)
-    config.check()
-    (tmp_path / "config.json").write_text(loop_config.to_json(config))
-    assert loop_config.read(tmp_path / "config.json", TextConfig) == config
-    assert "nomax train translate" in recipe.__doc__
-    content = json.loads((tmp_path / "config.json").read_text())
-    content["model"]["colour"] = "blue"
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="colour"):
-        loop_config.read(tmp_path / "config.json", TextConfig)
 
 
 def test_a_run_finds_its_texts_from_every_working_directory(tmp_path, monkeypatch, capsys):
@@ -480,8 +300,8 @@ def test_a_run_finds_its_texts_from_every_working_directory(tmp_path, monkeypatc
     assert "Or give --data." in told
 
 
-# The first losses of a tiny version of the recipe, one thread, as tests/test_train_recipes.py has them for images.
-# To write them again, after a change that is meant: .venv/bin/python tests/test_train_translate.py
+# The first losses of a tiny version of the recipe, one thread, as tests/train/test_recipes.py has them for images.
+# To write them again, after a change that is meant: .venv/bin/python tests/train/test_train_text.py
 GOLDEN = Path(__file__).with_name("golden") / "translate.json"
 CASES = {"reluformer": (translate, "translate"), "softmax": (translate, "translate"), "relu/L": (language, "language")}
 
@@ -502,7 +322,7 @@ def test_the_loss_curve_of_the_recipe_is_the_golden_one(tmp_path, phi):
     assert golden[-1] < golden[0]
 
 
-PROGRAM = "import sys, tyro; from nomax.train import translate as t; sys.exit(t.run(tyro.cli(t.Options)))"
+PROGRAM = "import sys, tyro; from nomax.train.text import translate as t; sys.exit(t.run(tyro.cli(t.Options)))"
 ARGUMENTS = "--phi reluformer --vocabulary 330 --batch-size 256 --max-length 128 --dim 16 --heads 2 --encoder-layers 1"
 ARGUMENTS += " --decoder-layers 1 --slots 32 --steps 40 --warmup 5 --checkpoint-every 7 --evaluate-every 20 --threads 1"
 

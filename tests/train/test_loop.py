@@ -9,8 +9,8 @@ from torch import nn
 from toy_task import CONFIG, Net, Points, loop, run
 
 from nomax.train import checkpoints, metrics
-from nomax.train.health import NonFiniteError
-from nomax.train.stop import Stop
+from nomax.train.console import Stop
+from nomax.train.nonfinite import NonFiniteError
 
 
 def weights(folder):

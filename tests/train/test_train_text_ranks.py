@@ -10,8 +10,9 @@ import pytest
 from text_corpora import corpus
 
 from nomax.data.text.corpus import write
-from nomax.train import language, load_text_run, metrics, translate
+from nomax.train import load_text_run, metrics
 from nomax.train.distributed import world
+from nomax.train.text import language, translate
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("sentencepiece")
@@ -47,7 +48,8 @@ def folder(tmp_path_factory):
         for case in CASES:
             run(case, folder)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])  # text_corpora
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         subprocess.run([*command, json.dumps([str(folder), RUNS])], check=True, env=environment)
     return folder
 

@@ -14,8 +14,8 @@ import torch
 from toy_task import CONFIG, Points, run
 
 from nomax.train import checkpoints, load_run, metrics
-from nomax.train.vit import Options
-from nomax.train.vit import run as vit_run
+from nomax.train.vision.command import Options
+from nomax.train.vision.command import run as vit_run
 
 pytestmark = pytest.mark.slow
 SETTINGS = {"ema": 0.9, "accumulate": 2}

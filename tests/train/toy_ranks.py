@@ -9,12 +9,11 @@ import torch
 from toy_task import CONFIG, Points
 
 from nomax.console import Console
+from nomax.train.console import Bar, Stop
 from nomax.train.distributed import world
-from nomax.train.health import NonFiniteError
 from nomax.train.loop import train
-from nomax.train.progress import Bar
-from nomax.train.stop import Stop
-from nomax.train.vit import Options, run
+from nomax.train.nonfinite import NonFiniteError
+from nomax.train.vision.command import Options, run
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

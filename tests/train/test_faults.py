@@ -17,7 +17,9 @@ from nomax import models
 from nomax.data.text import Tokenizer
 from nomax.data.text.corpus import write
 from nomax.evaluate import runs
-from nomax.train import facts, language, metrics, vit
+from nomax.train import metrics, run_folder
+from nomax.train.text import language
+from nomax.train.vision import command as vit
 
 NEWEST = "checkpoints/step-00000004.pt"
 
@@ -98,7 +100,7 @@ def options(data: str, folder: Path) -> vit.Options:
 @pytest.fixture(scope="module")
 def quick():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(facts, "_revision", lambda: None)  # which asks git three times
+        patch.setattr(run_folder, "_revision", lambda: None)  # which asks git three times
         yield
 
 

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from nomax.models import ViT
-from nomax.train import losses, optimiser
-from nomax.train.loop_config import LoopConfig
+from nomax.train import optimiser
+from nomax.train.config import LoopConfig
+from nomax.train.vision import task as losses
 
 PAPER = LoopConfig(steps=90_000)
 

@@ -1,0 +1,147 @@
+"""What `nomax train translate` and `nomax train language` share: their options, and the configs made of them."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from nomax.data.text.tokenizer import SizeError
+from nomax.models import ReLUFormerConfig
+from nomax.train import cli, run_folder
+from nomax.train.console import display_name, slug
+from nomax.train.jobs import Job
+from nomax.train.text import data as text_data
+from nomax.train.text.config import RECIPES, TextConfig, fit
+from nomax.train.text.data import Corpora
+
+MODEL = {
+    "dim": "Width of the model.",
+    "heads": "Attention heads of a layer.",
+    "encoder_layers": "Layers of the encoder.",
+    "decoder_layers": "Layers of the decoder.",
+    "slots": "Slots of each feed-forward layer, which is a memory.",
+    "gamma": "γ, by which relu/√L is divided, or where it starts if learned: with √(n/π) rows of a new model over n "
+    "keys sum to about 1. Of other φ, 1.",
+    "memory_phi": "φ of the feed-forward layers: relu, softmax, …",
+    "memory_norm": "LayerNorm of what a feed-forward layer finds.",
+    "joined_norm": "ReLA's gated RMSNorm of the joined heads; with --phi relu, this is ReLA.",
+    "norm": "LayerNorm of what a part reads, or of the sum to which it is added.",
+    "positions": "How the model knows where a token is.",
+    "max_length": "Longest segment in tokens, where --documents does not say it; longer ones are cut into parts.",
+    "dropout": "Of the embedded tokens and of what each part adds.",
+}
+SMOKE: dict[str, Any] = {
+    "steps": 6,
+    "epochs": 0.0,
+    "batch_size": 512,
+    "checkpoint_every": 2,
+    "evaluate_every": 3,
+    "valid_examples": 16,
+}
+SMOKE_MODEL: dict[str, Any] = {"dim": 32, "heads": 2, "decoder_layers": 1, "slots": 64, "max_length": 128}
+SMOKE_VOCABULARY = 512
+
+
+@dataclass(frozen=True)
+class TrainText(cli.Command):
+    """What both commands can be told beyond their config."""
+
+    phi: tuple[str, ...] = ("reluformer",)
+    """How scores become weights: reluformer (√2·relu/√L), softmax, relu/L, relu, sparsemax, entmax15, … Several train
+    one after the other and are compared."""
+    data: str = "bible-en-es"
+    """A name (`nomax data list`), a folder with train, valid and test files, JSONL documents, or texts as FILE,FILE."""
+    recipe: Literal["small", "iwslt"] = "small"
+    """small: an hour of one CPU core. iwslt: the usual recipe for IWSLT14, not the paper's, for a GPU. The defaults of
+    the other options are the recipe's: --recipe iwslt --help shows those of iwslt."""
+    documents: int | None = None
+    """Learn from documents cut and joined to so many tokens, such as 128 to 4,096, or, with 0, from single segments."""
+    vocabulary: int | None = None
+    """Pieces of the vocabulary, learned from the training split."""
+    penalty: float | None = None
+    """Weight of ReLUFormer's two penalties in the loss; 0.03 for relu/√L and 0 for other φ, if not given. The paper's
+    value is not known: a number to tune."""
+    learned_gain: Literal["layer", "head", "none"] | None = None
+    """Learn φ's gain (√2/γ), one for each layer or head; per head for relu/√L and not at all for other φ, if not
+    given."""
+
+
+def options(command: type[TrainText], without: Collection[str] = ()) -> Any:
+    """Return the options of a command: its own, and the fields of configs, but for some."""
+    return cli.options(command, TextConfig, ReLUFormerConfig, MODEL, without=without)
+
+
+def run(options: Any, task: str, languages: tuple[str, ...] | None) -> int:
+    """Train; the exit codes are those of cli.run."""
+    return cli.run(options, f"train {task}", lambda command: _jobs(options, task, languages, command))
+
+
+def configure(options: Any, phi: str, task: str, languages: tuple[str, ...] | None = None) -> TextConfig:
+    """Return the recipe with whatever the options change, but for what depends on the text itself: see `fit`."""
+    given = cli.given(options)
+    model = {name: given[name] for name in ("learned_gain", *MODEL) if name in given}
+    if options.smoke:
+        model = {**SMOKE_MODEL, **({"encoder_layers": 1} if task == "translate" else {}), **model}
+        given = {**SMOKE, "vocabulary": SMOKE_VOCABULARY, **given}
+    if model.get("learned_gain") == "none":
+        model["learned_gain"] = None
+    if options.documents:
+        if "max_length" in given:
+            raise ValueError("--documents says how long examples are: leave out --max-length.")
+        model["max_length"] = options.documents
+    size = {"vocabulary": given["vocabulary"]} if "vocabulary" in given else {}
+    config = RECIPES[options.recipe](task=task, phi=phi, **size, **model)
+    changes: dict[str, Any] = {"documents": bool(options.documents)}
+    if options.penalty is not None:
+        changes |= dict.fromkeys(("normalisation_penalty", "entropy_penalty"), options.penalty)
+    others = vars(config).keys() - {"model", "recipe", "vocabulary", "documents", "languages"}
+    changes |= {name: given[name] for name in others if name in given}
+    if languages:
+        changes["languages"] = languages
+    return replace(config, **changes)
+
+
+def defaults(options: Any, config: TextConfig) -> Any:
+    """Return the options with the values of a recipe where they have none, for --help."""
+    others = {"penalty": config.normalisation_penalty, "vocabulary": config.model.vocabulary}
+    return replace(cli.with_defaults(options, config, **others), documents=options.documents, valid=None)
+
+
+def _jobs(options: Any, task: str, languages: tuple[str, ...] | None, command: str) -> list[Job]:
+    length = [f"documents-{options.documents}"] if options.documents else []
+    words = [options.data.rstrip("/").rpartition("/")[2], options.recipe, *length, *(["smoke"] * options.smoke)]
+    named = Path("runs", "-".join(map(slug, [*([task] if task == "language" else []), *words])))
+    wanted: list[Job] = []
+    corpora: Corpora | None = None
+    for phi, folder in cli.places(options, named, display_name):
+        config = configure(options, phi, task, languages)
+        corpora = corpora or _load(config, languages)
+        if options.smoke and options.vocabulary is None:
+            size = _possible_size(corpora, config.model.vocabulary, folder)
+            config = replace(config, model=replace(config.model, vocabulary=size))
+        config = fit(config, corpora, folder, cli.given(options))
+        run_folder.check(folder, config, corpora.digests)
+        wanted.append(Job(config, folder, command, options.tensorboard, corpora))
+    return wanted
+
+
+def _load(config: TextConfig, languages: tuple[str, ...] | None) -> Corpora:
+    train = text_data.load(config.data, "train", config.task, languages)
+    config = replace(config, languages=train.languages[: len(config.languages)])
+    try:
+        return Corpora(train, text_data.of_run(config, "valid"))
+    except (ValueError, FileNotFoundError) as error:
+        if config.valid:
+            raise
+        raise type(error)(f"{error} Or name other data to evaluate on: --valid.") from error
+
+
+def _possible_size(corpora: Corpora, size: int, folder: Path) -> int:
+    """Return the size of a vocabulary, or the nearest one that a text gives; of a run to go on with, what it has."""
+    if tokenizer := text_data.kept(folder):
+        return len(tokenizer)
+    try:
+        corpora.learn(size)
+    except SizeError as error:
+        return error.nearest
+    return size

@@ -1,0 +1,1 @@
+"""Runs of images: a ViT learns to classify."""
