@@ -246,5 +246,29 @@ def test_minutes_limit_it_and_ctrl_c_keeps_what_was_found(tmp_path: Path, monkey
     assert selftest("--calls", 100, "--output", tmp_path) == 130
     record = json.loads((tmp_path / "selftest.json").read_text())
     assert record["finished"] is None
-    assert record["calls"] == 5
+    assert record["calls"] == 4  # only whole ones
     assert "was stopped" in (tmp_path / "selftest.md").read_text()
+
+
+def test_a_test_that_was_stopped_goes_on_to_the_same_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert selftest("--calls", 40, "--output", tmp_path / "whole") == 0
+    check, checked = fuzz.check, []
+
+    def stop_at_25(case: fuzz.Case, results: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if case.number == 25:
+            raise KeyboardInterrupt
+        checked.append(case.number)
+        return check(case, results)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fuzz, "check", stop_at_25)
+        assert selftest("--calls", 40, "--output", tmp_path / "parts") == 130
+    assert checked == list(range(25))
+    assert selftest("--calls", 40, "--output", tmp_path / "parts") == 0
+    whole, parts = (json.loads((tmp_path / name / "selftest.json").read_text()) for name in ("whole", "parts"))
+    for record in (whole, parts):
+        for name in ("started", "finished", "seconds"):
+            record.pop(name)
+    assert parts == whole
+    (tmp_path / "parts" / "selftest.json").write_text("{")
+    assert selftest("--calls", 40, "--output", tmp_path / "parts") == 2

@@ -150,7 +150,7 @@ def run_bench(bench: Bench, options: Options) -> int:
     }
     results = Results(shown | {"output": None}, machine(), versions(), now(), load())
     stopped = False
-    with _progress(console) as progress, _threads_restored():
+    with _progress(console) as progress, threads_restored():
         try:
             for table in bench.measure(options, Run(options, results, progress)):
                 console.print(table)
@@ -324,7 +324,8 @@ def _progress(console: Console) -> Progress:
 
 
 @contextmanager
-def _threads_restored() -> Iterator[None]:
+def threads_restored() -> Iterator[None]:
+    """Leave torch with the number of threads that it had before."""
     before = torch.get_num_threads()
     try:
         yield

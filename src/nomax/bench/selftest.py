@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
+from nomax._files import read_json, to_json, write
 from nomax.bench import fuzz
-from nomax.bench.frame import known, now, results_folder, threads_restored
-from nomax.bench.machine import machine, versions
-from nomax.bench.results import write
+from nomax.bench.harness import known, machine, now, threads_restored, versions
 from nomax.bench.tables import markdown_table
+from nomax.console import Console
 from nomax.ops import cpu
 from nomax.ops.build import BuildError
 
@@ -33,7 +32,7 @@ class Options:
     values that are tiny, huge, constant, NaN or infinite are drawn at random, forwards and with gradients. Each number
     must keep the bound that docs/attention.md states; what a row does not see must not change a bit of it, nor may the
     number of threads. The exit code is 1 if anything is wrong, with a command that repeats it. Ctrl-C stops it and
-    keeps what was found.
+    keeps what was found; the same command with --calls goes on from there.
 
     Writes selftest.json (counts, worst cases, machine, versions) and selftest.md (tables).
     """
@@ -49,7 +48,7 @@ class Options:
     isa: tuple[str, ...] = ()
     """Instruction sets to try; all that this machine has, if none is given."""
     output: Path | None = None
-    """Folder for the record; if not given, benchmarks/results where that exists, else the current folder."""
+    """Folder for the record; if not given, benchmarks/results below the current folder."""
     smoke: bool = False
     """Try it on a hundred calls, in seconds: shows only that it works."""
 
@@ -78,11 +77,29 @@ class Record:
         return max((entry["ratio"] for entry in self.worst.values()), default=0.0)
 
     def json(self) -> str:
-        """All of it as JSON."""
+        """Return all of it as JSON."""
         plain = dataclasses.asdict(self) | {"worst_ratio": self.worst_ratio}
         plain["kinds"] = {kind: dict(sorted(counts.items())) for kind, counts in sorted(self.kinds.items())}
         plain["worst"] = dict(sorted(self.worst.items()))
-        return json.dumps(plain, indent=1, ensure_ascii=False) + "\n"
+        return to_json(plain)
+
+    def resumed(self, path: Path) -> "Record":
+        """Return the record in a file if it is of the same test and was stopped, otherwise this one."""
+        try:
+            plain = read_json(path, "Move it away to begin anew.")
+        except FileNotFoundError:
+            return self
+        mine = json.loads(self.json())
+        same = ("options", "machine", "versions", "smoke")
+        if not isinstance(plain, dict) or plain.get("finished") or any(plain.get(name) != mine[name] for name in same):
+            return self
+        try:
+            plain.pop("worst_ratio", None)
+            before = Record(**plain)
+            before.kinds = {kind: Counter(counts) for kind, counts in before.kinds.items()}
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"{path} is damaged: {error}. Move it away to begin anew.") from None
+        return before
 
 
 def run(options: Options) -> int:
@@ -92,16 +109,25 @@ def run(options: Options) -> int:
     except (ValueError, BuildError) as error:
         print(f"nomax selftest: {error}", file=sys.stderr)
         return 2
-    console, folder = Console(highlight=False, markup=False), results_folder(options.output)
+    console, folder = Console(), options.output or Path("benchmarks/results")
     record = Record(dataclasses.asdict(options) | {"output": None}, machine(), versions(), now(), options.smoke)
-    last = options.first + (100 if options.smoke else options.calls or sys.maxsize)
+    first, last = options.first, options.first + (100 if options.smoke else options.calls or sys.maxsize)
+    try:
+        if options.calls:
+            record = record.resumed(folder / "selftest.json")
+    except ValueError as error:
+        print(f"nomax selftest: {error}", file=sys.stderr)
+        return 2
+    if record.calls:
+        first += record.calls
+        console.print(f"Going on after {record.calls:,} calls that {folder / 'selftest.json'} tells of.")
     minutes = options.minutes or (None if options.calls or options.smoke else 1.0)
     console.print(f"Trying {', '.join(instruction_sets)} kernels against float64, seed {options.seed}.")
     stopped = False
     with threads_restored():
         torch.set_num_threads(1)
         try:
-            _try(record, options.seed, range(options.first, last), minutes, instruction_sets, folder, console)
+            _try(record, options.seed, range(first, last), minutes, instruction_sets, folder, console)
             record.finished = now()
         except KeyboardInterrupt:
             stopped = True
@@ -125,7 +151,8 @@ def _try(
     folder: Path,
     console: Console,
 ) -> None:
-    start = said = time.monotonic()
+    said = time.monotonic()
+    start = said - record.seconds
     pause = 10 if console.is_terminal else 60
     for number in numbers:
         _try_one(record, seed, number, instruction_sets, console)
@@ -141,17 +168,23 @@ def _try(
 
 def _try_one(record: Record, seed: int, number: int, instruction_sets: list[str], console: Console) -> None:
     case = fuzz.draw(seed, number, instruction_sets)
+    results: dict[str, torch.Tensor] = {}
+    ratios: dict[str, torch.Tensor] = {}
+    again, failure = None, ""
+    try:
+        with fuzz.instructions(case.kinds["instructions"]):
+            results = fuzz.call(case)
+            again = _with_two_threads(case) if _operations(case) >= PARALLEL and number % 2 == 0 else None
+        ratios = {name: ratio for name, ratio in fuzz.check(case, results).items() if ratio.numel()}
+    except Exception as error:  # a call that fails is wrong too, and the others are still worth trying
+        again, failure = None, f"{type(error).__name__}: {error}"
+    # Only whole calls are counted, so that a test that was stopped goes on with the next one.
     record.calls += 1
     record.gradients += case.gradients
     for kind, value in case.kinds.items():
         record.kinds.setdefault(kind, Counter())[value] += 1
-    try:
-        with fuzz.instructions(case.kinds["instructions"]):
-            found = fuzz.call(case)
-            again = _with_two_threads(case) if _operations(case) >= PARALLEL and number % 2 == 0 else None
-        ratios = {name: ratio for name, ratio in fuzz.check(case, found).items() if ratio.numel()}
-    except Exception as error:  # a call that fails is wrong too, and the others are still worth trying
-        return _complain(record, seed, case, f"{type(error).__name__}: {error}", console)
+    if failure:
+        _complain(record, seed, case, failure, console)
     for name, ratio in ratios.items():
         largest = float(ratio.max())
         record.numbers += ratio.numel()
@@ -162,10 +195,9 @@ def _try_one(record: Record, seed: int, number: int, instruction_sets: list[str]
             _complain(record, seed, case, f"{name} is off by {largest:.3g} times what is allowed", console)
     if again is not None:
         record.threads_compared += 1
-        for name, x in found.items():
+        for name, x in results.items():
             if not torch.equal(x.nan_to_num(), again[name].nan_to_num()):
                 _complain(record, seed, case, f"{name} is not the same with one thread and with two", console)
-    return None
 
 
 def _with_two_threads(case: fuzz.Case) -> dict[str, torch.Tensor]:
