@@ -1,6 +1,7 @@
 """`nomax selftest`: random calls of this machine's kernels against float64, and a record of what was tried."""
 
 import dataclasses
+import itertools
 import json
 import sys
 import time
@@ -22,6 +23,7 @@ from nomax.ops.build import BuildError
 
 RESULTS = ("out", "sum", "entropy", "query", "key", "value", "bias")
 ENOUGH = 20  # violations, after which nobody learns more from the next
+PAIRS = "avx512_bf16"  # the instruction set that multiplies pairs of bfloat16
 PARALLEL = 2e5  # operations of a call from which on the kernels use several threads
 
 
@@ -29,11 +31,11 @@ PARALLEL = 2e5  # operations of a call from which on the kernels use several thr
 class Options:
     """Try this machine's kernels on random calls and compare every number with float64.
 
-    Shapes, strides, groups of heads, masks, packed sequences, dropout, rows, activations, dtypes, instruction sets, and
-    values that are tiny, huge, constant, NaN or infinite are drawn at random, forwards and with gradients. Each number
-    must keep the bound that docs/attention.md states; what a row does not see must not change a bit of it, nor may the
-    number of threads. The exit code is 1 if anything is wrong, with a command that repeats it. Ctrl-C stops it and
-    keeps what was found.
+    Shapes, strides, groups of heads, masks, packed sequences, dropout, rows, activations, dtypes, and values that are
+    tiny, huge, constant, NaN or infinite are drawn at random, forwards and with gradients. A case is a call for each
+    instruction set that the machine has. Each number must keep the bound that docs/attention.md states; what a row does
+    not see must not change a bit of it, nor may the number of threads. The exit code is 1 if anything is wrong, with a
+    command that repeats it. Ctrl-C stops it and keeps what was found.
 
     Writes selftest.json (counts, worst cases, machine, versions) and selftest.md (tables).
     """
@@ -45,7 +47,7 @@ class Options:
     seed: int = 0
     """Another seed gives other calls; the same seed the same ones."""
     first: int = 0
-    """The number of the first call: to repeat one, or to go on where another test stopped."""
+    """The number of the first case: to repeat one, or to go on where another test stopped."""
     isa: tuple[str, ...] = ()
     """Instruction sets to try; all that this machine has, if none is given."""
     output: Path | None = None
@@ -94,19 +96,19 @@ def run(options: Options) -> int:
         return 2
     console, folder = Console(highlight=False, markup=False), results_folder(options.output)
     record = Record(dataclasses.asdict(options) | {"output": None}, machine(), versions(), now(), options.smoke)
-    last = options.first + (100 if options.smoke else options.calls or sys.maxsize)
-    minutes = options.minutes or (None if options.calls or options.smoke else 1.0)
+    calls = 100 if options.smoke else options.calls
+    minutes = options.minutes or (None if calls else 1.0)
     console.print(f"Trying {', '.join(instruction_sets)} kernels against float64, seed {options.seed}.")
     stopped = False
     with threads_restored():
         torch.set_num_threads(1)
         try:
-            _try(record, options.seed, range(options.first, last), minutes, instruction_sets, folder, console)
+            _try(record, options, calls or sys.maxsize, minutes, instruction_sets, folder, console)
             record.finished = now()
         except KeyboardInterrupt:
             stopped = True
     _write(record, folder)
-    console.print(_summary(record))
+    console.print(_summary(record), soft_wrap=True)
     console.print(f"Written: {folder / 'selftest.json'}, {folder / 'selftest.md'}")
     if record.violations:
         return 1
@@ -118,8 +120,8 @@ def run(options: Options) -> int:
 
 def _try(
     record: Record,
-    seed: int,
-    numbers: range,
+    options: Options,
+    calls: int,
     minutes: float | None,
     instruction_sets: list[str],
     folder: Path,
@@ -127,45 +129,56 @@ def _try(
 ) -> None:
     start = said = time.monotonic()
     pause = 10 if console.is_terminal else 60
-    for number in numbers:
-        _try_one(record, seed, number, instruction_sets, console)
+    for number in itertools.count(options.first):
+        case = fuzz.draw(options.seed, number)
+        expectation = fuzz.expected(case)
+        for instructions in instruction_sets:  # what float64 says is the dearest part, and the same for all
+            if record.calls < calls:
+                _try_one(record, options.seed, case, expectation, instructions, console)
         moment = time.monotonic()
         record.seconds = round(moment - start, 1)
         if moment - said > pause:
             said = moment
-            console.print(_summary(record))
+            console.print(_summary(record), soft_wrap=True)
             _write(record, folder)
-        if len(record.violations) >= ENOUGH or (minutes is not None and moment - start >= 60 * minutes):
+        late = minutes is not None and moment - start >= 60 * minutes
+        if late or record.calls >= calls or len(record.violations) >= ENOUGH:
             break
 
 
-def _try_one(record: Record, seed: int, number: int, instruction_sets: list[str], console: Console) -> None:
-    case = fuzz.draw(seed, number, instruction_sets)
+def _try_one(
+    record: Record, seed: int, case: fuzz.Case, expectation: fuzz.Expectation, instructions: str, console: Console
+) -> None:
+    def complain(what: str) -> None:
+        command = f"nomax selftest --seed {seed} --first {case.number} --calls 1 --isa {instructions}"
+        record.violations.append({"what": what, "number": case.number, "case": str(case), "command": command})
+        console.print(f"WRONG: {what}\n  {case}\n  again: {command}", soft_wrap=True)
+
     record.calls += 1
     record.gradients += case.gradients
-    for kind, value in case.kinds.items():
+    for kind, value in (case.kinds | {"instructions": instructions}).items():
         record.kinds.setdefault(kind, Counter())[value] += 1
     try:
-        with fuzz.instructions(case.kinds["instructions"]):
+        with fuzz.instructions(instructions):
             found = fuzz.call(case)
-            again = _with_two_threads(case) if _operations(case) >= PARALLEL and number % 2 == 0 else None
-        ratios = {name: ratio for name, ratio in fuzz.check(case, found).items() if ratio.numel()}
+            again = _with_two_threads(case) if _operations(case) >= PARALLEL else None
+        ratios = fuzz.compare(case, found, expectation, pairs=instructions == PAIRS)
     except Exception as error:  # a call that fails is wrong too, and the others are still worth trying
-        return _complain(record, seed, case, f"{type(error).__name__}: {error}", console)
+        complain(f"{type(error).__name__}: {error}")
+        return
     for name, ratio in ratios.items():
-        largest = float(ratio.max())
+        largest = float(ratio.max()) if ratio.numel() else 0.0
         record.numbers += ratio.numel()
-        place = f"{case.kinds['dtype']}, {case.kinds['instructions']}, {name}"
+        place = f"{case.kinds['dtype']}, {instructions}, {name}"
         if largest > record.worst.get(place, {"ratio": -1.0})["ratio"]:
-            record.worst[place] = {"ratio": largest, "number": number, "case": str(case)}
+            record.worst[place] = {"ratio": largest, "number": case.number, "case": str(case)}
         if largest > 1:
-            _complain(record, seed, case, f"{name} is off by {largest:.3g} times what is allowed", console)
+            complain(f"{name} is off by {largest:.3g} times what is allowed")
     if again is not None:
         record.threads_compared += 1
         for name, x in found.items():
             if not torch.equal(x.nan_to_num(), again[name].nan_to_num()):
-                _complain(record, seed, case, f"{name} is not the same with one thread and with two", console)
-    return None
+                complain(f"{name} is not the same with one thread and with two")
 
 
 def _with_two_threads(case: fuzz.Case) -> dict[str, torch.Tensor]:
@@ -179,12 +192,6 @@ def _with_two_threads(case: fuzz.Case) -> dict[str, torch.Tensor]:
 def _operations(case: fuzz.Case) -> float:
     (batch, heads, queries, dim), keys = case.query.shape, case.key.shape[2]
     return 2.0 * batch * heads * queries * keys * (dim + case.value.shape[3])
-
-
-def _complain(record: Record, seed: int, case: fuzz.Case, what: str, console: Console) -> None:
-    command = f"nomax selftest --seed {seed} --first {case.number} --calls 1 --isa {case.kinds['instructions']}"
-    record.violations.append({"what": what, "number": case.number, "case": str(case), "command": command})
-    console.print(f"WRONG: {what}\n  {case}\n  again: {command}")
 
 
 def _check(options: Options) -> list[str]:
