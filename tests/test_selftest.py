@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import oracle
 import pytest
@@ -49,7 +50,7 @@ def test_it_knows_every_activation() -> None:
 def test_its_results_are_the_loops_and_its_gradients_those_of_autograd(activation: str) -> None:
     rows = ACTIVATIONS[activation].nonnegative
     p, phi, mask = problem(activation, rows)
-    found = {name: result for name, (result, _) in exact.results(p, rows).items()}
+    found = {name: result for name, (result, *_) in exact.results(p, rows).items()}
     expected, sums, entropies = oracle.attention(
         p.query, p.key, p.value, p.seen, p.bias, activation=activation, alpha=0.5, gain=1.5, shift=0.25, scale=0.4
     )
@@ -71,7 +72,7 @@ def test_the_rule_allows_what_float32_needs_and_not_much_more(activation: str) -
     """The kernels keep it; with their inputs off by a fifty-thousandth they break it in every result."""
     rows = ACTIVATIONS[activation].nonnegative
     p, phi, mask = problem(activation, rows)
-    wanted = exact.results(p, rows)
+    wanted = {name: (result, bound) for name, (result, bound, _) in exact.results(p, rows).items()}
 
     def ratios(slip: float) -> dict[str, float]:
         leaves = [(x * (1 + slip)).float().requires_grad_() for x in (p.query, p.key, p.value, mask)]
@@ -92,17 +93,13 @@ def test_the_rule_allows_what_float32_needs_and_not_much_more(activation: str) -
 
 
 def test_pairs_of_bfloat16_allow_one_more_rounding() -> None:
-    bounds = [exact.results(problem_with_seed(pairs), rows=False) for pairs in (False, True)]
-    for name in ("out", "query", "key", "value"):
-        (exactly, tight), (same, loose) = (each[name] for each in bounds)
-        assert torch.equal(exactly, same)
-        assert ((loose > 100 * tight) | (exactly == 0)).all()
-    assert torch.equal(bounds[0]["scores"][1], bounds[1]["scores"][1])
-
-
-def problem_with_seed(pairs: bool) -> exact.Problem:
-    torch.manual_seed(1)
-    return problem("sigmoid", False, pairs)[0]
+    p, *_ = problem("sigmoid", False, pairs=True)
+    for name, (result, bound, pairs) in exact.results(p, False).items():
+        if name == "scores":
+            assert pairs == 0
+        else:  # a rounding to bfloat16 of each of the terms, which are of one sign or cancel
+            assert (pairs >= 0.999 * 2**-8 * result.abs()).all()
+            assert ((pairs > 100 * bound) | (result == 0)).all()
 
 
 def test_infinity_is_right_only_beyond_the_largest_number() -> None:
@@ -115,7 +112,7 @@ def test_infinity_is_right_only_beyond_the_largest_number() -> None:
 
 
 def test_a_case_follows_from_its_seed_and_number() -> None:
-    cases = [fuzz.draw(seed, 11, ["portable"]) for seed in (3, 3, 4)]
+    cases = [fuzz.draw(seed, 11) for seed in (3, 3, 4)]
     assert str(cases[0]) == str(cases[1])
     assert torch.equal(cases[0].query.nan_to_num(), cases[1].query.nan_to_num())
     assert str(cases[0]) != str(cases[2])
@@ -123,9 +120,8 @@ def test_a_case_follows_from_its_seed_and_number() -> None:
 
 def test_everything_is_drawn() -> None:
     drawn: dict[str, set[str]] = {}
-    sets = cpu.instruction_sets()
     for number in range(400):
-        for kind, value in fuzz.draw(0, number, sets).kinds.items():
+        for kind, value in fuzz.draw(0, number).kinds.items():
             drawn.setdefault(kind, set()).add(value)
     assert drawn["activation"] == set(ACTIVATIONS)
     assert drawn["dtype"] == set(fuzz.DTYPES)
@@ -133,7 +129,6 @@ def test_everything_is_drawn() -> None:
     assert drawn["layout"] == set(fuzz.LAYOUTS)
     assert drawn["values"] == set(fuzz.VALUES)
     assert drawn["not finite"] == {"none", *fuzz.POISONS}
-    assert drawn["instructions"] == set(sets)
     assert drawn["dropout"] == drawn["rows"] == drawn["gradients"] == {"yes", "no"}
 
 
@@ -179,14 +174,14 @@ def test_what_is_wrong_is_found_and_can_be_repeated(
         return found
 
     monkeypatch.setattr(fuzz, "call", broken)
-    assert selftest("--calls", 40, "--output", tmp_path) == 1
+    assert selftest("--calls", 100, "--output", tmp_path) == 1
     record = json.loads((tmp_path / "selftest.json").read_text())
     assert len(record["violations"]) >= 20  # enough, and no more is tried
-    assert record["calls"] < 40
+    assert record["calls"] <= 32
     first = record["violations"][0]
     out = capsys.readouterr().out
     assert "WRONG" in out
-    assert first["command"] in " ".join(out.split())
+    assert first["command"] in out
     words = first["command"].split()
     assert words[:2] == ["nomax", "selftest"]
     assert main([*words[1:], "--output", str(tmp_path)]) == 1
@@ -233,37 +228,37 @@ def test_a_slip_is_answered_in_words(
 
 def test_minutes_limit_it_and_ctrl_c_keeps_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert selftest("--minutes", 1e-6, "--output", tmp_path) == 0
-    assert json.loads((tmp_path / "selftest.json").read_text())["calls"] == 1
-    calls = iter(range(5))
+    assert json.loads((tmp_path / "selftest.json").read_text())["calls"] == len(cpu.instruction_sets())
+    sets = len(cpu.instruction_sets())
 
     def stopping(case: fuzz.Case) -> dict[str, torch.Tensor]:
-        if next(calls) == 4:
+        if case.number == 4:
             raise KeyboardInterrupt
         return {}
 
     monkeypatch.setattr(fuzz, "call", stopping)
-    monkeypatch.setattr(fuzz, "check", lambda case, found: {})
+    monkeypatch.setattr(fuzz, "compare", lambda *arguments, **settings: {})
     assert selftest("--calls", 100, "--output", tmp_path) == 130
     record = json.loads((tmp_path / "selftest.json").read_text())
     assert record["finished"] is None
-    assert record["calls"] == 4  # only whole ones
+    assert (record["calls"], record["next"]) == (4 * sets, 4)  # only whole ones
     assert "was stopped" in (tmp_path / "selftest.md").read_text()
 
 
 def test_a_test_that_was_stopped_goes_on_to_the_same_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert selftest("--calls", 40, "--output", tmp_path / "whole") == 0
-    check, checked = fuzz.check, []
+    compare, compared = fuzz.compare, []
 
-    def stop_at_25(case: fuzz.Case, results: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        if case.number == 25:
+    def stop_in_the_fifth(case: fuzz.Case, *rest: Any, **settings: Any) -> dict[str, torch.Tensor]:
+        compared.append(case.number)
+        if len(compared) == 4 * len(cpu.instruction_sets()) + 1:
             raise KeyboardInterrupt
-        checked.append(case.number)
-        return check(case, results)
+        return compare(case, *rest, **settings)
 
     with monkeypatch.context() as patch:
-        patch.setattr(fuzz, "check", stop_at_25)
+        patch.setattr(fuzz, "compare", stop_in_the_fifth)
         assert selftest("--calls", 40, "--output", tmp_path / "parts") == 130
-    assert checked == list(range(25))
+    assert compared[-1] == 4
     assert selftest("--calls", 40, "--output", tmp_path / "parts") == 0
     whole, parts = (json.loads((tmp_path / name / "selftest.json").read_text()) for name in ("whole", "parts"))
     for record in (whole, parts):

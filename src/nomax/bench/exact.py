@@ -26,7 +26,8 @@ HOPELESS = 1e300  # the ratio of what is not even finite, as a number that JSON 
 SMALLEST = 2.0**-125  # a weight below this may have become zero
 UNDERFLOW = 2.0**-120  # what is lost where single precision ends
 
-Bounded = tuple[Tensor, Tensor]  # exact results in float64, and the most that they may be off by before rounding
+# Exact results in float64, the most that they may be off by before they are rounded, and what pairs of bfloat16 add.
+Bounded = tuple[Tensor, Tensor, Tensor | float]
 
 
 def _sigmoid(x: Tensor) -> Tensor:
@@ -76,7 +77,7 @@ class Problem:
     shift: Tensor
     coins: Tensor  # [B, H, Lq, Lk]: 0 where dropout drops a weight, else its factor
     group: int  # heads that share a key head
-    pairs: bool  # whether the kernels multiply pairs of bfloat16
+    pairs: bool  # whether to say what pairs of bfloat16 add
     grad: Tensor | None = None  # [B, H, Lq, Dv]
     grad_sum: Tensor | None = None  # [B, H, Lq, 1], of the rows
     grad_entropy: Tensor | None = None
@@ -103,14 +104,19 @@ def results(p: Problem, rows: bool) -> dict[str, Bounded]:
     off = (weights[1:] - weight).abs().amax(0) + FUNCTION * EPSILON * weight.abs()
     # identity without a mask is summed in another order, so that what counts are the terms of its scores.
     terms = torch.where(p.seen, size, 0) if p.activation == "identity" else weight.abs()
-    rounded = PAIR * weight.abs() if p.pairs else 0.0
     gain = p.gain.abs()
     lost = UNDERFLOW * (1 + keys + queries)
     largest = lost * (1 + _most(weight)) * (1 + _most(gain)) * (1 + _most(x))
 
     kept, value = weight * p.coins, p.value.abs()
-    error = (off + allowance(keys) * terms + rounded) * p.coins
-    found = {"out": (p.gain * (kept @ p.value), gain * (error @ value) + largest * (1 + _most(value)))}
+    error = (off + allowance(keys) * terms) * p.coins
+    found: dict[str, Bounded] = {
+        "out": (
+            p.gain * (kept @ p.value),
+            gain * (error @ value) + largest * (1 + _most(value)),
+            gain * PAIR * (kept.abs() @ value) if p.pairs else 0.0,
+        )
+    }
     logarithms = torch.where(weights > 0, weights, 1).log()
     log_gain = torch.where(p.gain > 0, p.gain, 1).log()
     if rows:
@@ -119,11 +125,12 @@ def results(p: Problem, rows: bool) -> dict[str, Bounded]:
         log_off = log_off + allowance(keys) * logs[0].abs()
         sum_off = (off + allowance(keys) * weight).sum(-1, keepdim=True)
         total, entropy = weight.sum(-1, keepdim=True), -(logs[0] + log_gain * weight).sum(-1, keepdim=True)
-        found["sum"] = p.gain * total, gain * sum_off + largest
+        found["sum"] = p.gain * total, gain * sum_off + largest, 0.0
         found["entropy"] = (
             p.gain * entropy,
             gain * (log_off.sum(-1, keepdim=True) + log_gain.abs() * (sum_off + FUNCTION * EPSILON * total))
             + 200 * largest,
+            0.0,
         )
     if p.grad is None:
         return found
@@ -149,23 +156,29 @@ def results(p: Problem, rows: bool) -> dict[str, Bounded]:
     score_grad = of_scores[0]
     score_off = (of_scores - score_grad).abs().amax(0) + grad_off * steep + grad_size * steep * FUNCTION * EPSILON
     score_terms = grad_size * steep
-    pair = PAIR * score_grad.abs() if p.pairs else 0.0
+    rounded = PAIR * abs(p.scale) * score_grad.abs()
     steepest = largest * (1 + _most(grad_size)) * (1 + _most(steep)) * (1 + abs(p.scale))
 
-    error = score_off + allowance(keys) * score_terms + pair
+    error = score_off + allowance(keys) * score_terms
     found["query"] = (
         p.scale * (score_grad @ p.key),
         abs(p.scale) * (error @ p.key.abs()) + steepest * (1 + _most(p.key)),
+        rounded @ p.key.abs() if p.pairs else 0.0,
     )
-    error = score_off + allowance(queries) * score_terms + pair
+    error = score_off + allowance(queries) * score_terms
     found["key"] = (
         p.scale * (score_grad.mT @ p.query),
         abs(p.scale) * (error.mT @ p.query.abs()) + steepest * (1 + _most(p.query)),
+        rounded.mT @ p.query.abs() if p.pairs else 0.0,
     )
-    error = gain * p.coins * (off + allowance(queries) * terms + rounded)
-    found["value"] = (p.gain * kept).mT @ p.grad, error.mT @ p.grad.abs() + largest * (1 + _most(p.grad))
+    error = gain * p.coins * (off + allowance(queries) * terms)
+    found["value"] = (
+        (p.gain * kept).mT @ p.grad,
+        error.mT @ p.grad.abs() + largest * (1 + _most(p.grad)),
+        (gain * PAIR * kept.abs()).mT @ p.grad.abs() if p.pairs else 0.0,
+    )
     # A bias's gradient is summed in float64, but for what comes from several blocks of keys.
-    found["scores"] = score_grad, score_off + allowance(1 + keys // 64) * score_terms + steepest
+    found["scores"] = score_grad, score_off + allowance(1 + keys // 64) * score_terms + steepest, 0.0
     return found
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import sys
 import time
 from collections import Counter
@@ -21,6 +22,7 @@ from nomax.ops.build import BuildError
 
 RESULTS = ("out", "sum", "entropy", "query", "key", "value", "bias")
 ENOUGH = 20  # violations, after which nobody learns more from the next
+PAIRS = "avx512_bf16"  # the instruction set that multiplies pairs of bfloat16
 PARALLEL = 2e5  # operations of a call from which on the kernels use several threads
 
 
@@ -28,11 +30,11 @@ PARALLEL = 2e5  # operations of a call from which on the kernels use several thr
 class Options:
     """Try this machine's kernels on random calls and compare every number with float64.
 
-    Shapes, strides, groups of heads, masks, packed sequences, dropout, rows, activations, dtypes, instruction sets, and
-    values that are tiny, huge, constant, NaN or infinite are drawn at random, forwards and with gradients. Each number
-    must keep the bound that docs/attention.md states; what a row does not see must not change a bit of it, nor may the
-    number of threads. The exit code is 1 if anything is wrong, with a command that repeats it. Ctrl-C stops it and
-    keeps what was found; the same command with --calls goes on from there.
+    Shapes, strides, groups of heads, masks, packed sequences, dropout, rows, activations, dtypes, and values that are
+    tiny, huge, constant, NaN or infinite are drawn at random, forwards and with gradients. A case is a call for each
+    instruction set that the machine has. Each number must keep the bound that docs/attention.md states; what a row does
+    not see must not change a bit of it, nor may the number of threads. The exit code is 1 if anything is wrong, with a
+    command that repeats it. Ctrl-C stops it and keeps what was found; the same command with --calls goes on from there.
 
     Writes selftest.json (counts, worst cases, machine, versions) and selftest.md (tables).
     """
@@ -44,7 +46,7 @@ class Options:
     seed: int = 0
     """Another seed gives other calls; the same seed the same ones."""
     first: int = 0
-    """The number of the first call: to repeat one, or to go on where another test stopped."""
+    """The number of the first case: to repeat one, or to go on where another test stopped."""
     isa: tuple[str, ...] = ()
     """Instruction sets to try; all that this machine has, if none is given."""
     output: Path | None = None
@@ -64,6 +66,7 @@ class Record:
     smoke: bool
     finished: str | None = None  # None: it was stopped, and this is what was found until then
     seconds: float = 0.0
+    next: int = 0  # the number of the case to go on with
     calls: int = 0
     gradients: int = 0
     numbers: int = 0  # compared with float64
@@ -101,33 +104,40 @@ class Record:
             raise ValueError(f"{path} is damaged: {error}. Move it away to begin anew.") from None
         return before
 
+    def add(self, case: fuzz.Case, instructions: str, ratios: dict[str, torch.Tensor], threads_compared: bool) -> None:
+        """Count a call and the errors of its results."""
+        self.calls += 1
+        self.gradients += case.gradients
+        self.threads_compared += threads_compared
+        for kind, value in (case.kinds | {"instructions": instructions}).items():
+            self.kinds.setdefault(kind, Counter())[value] += 1
+        for name, ratio in ratios.items():
+            largest = float(ratio.max()) if ratio.numel() else 0.0
+            self.numbers += ratio.numel()
+            place = f"{case.kinds['dtype']}, {instructions}, {name}"
+            if largest > self.worst.get(place, {"ratio": -1.0})["ratio"]:
+                self.worst[place] = {"ratio": largest, "number": case.number, "case": str(case)}
+
 
 def run(options: Options) -> int:
     """Return 0 if nothing is wrong, 1 if something is, 2 if the options cannot be served, 130 if it was stopped."""
+    console, folder = Console(), options.output or Path("benchmarks/results")
+    record = Record(dataclasses.asdict(options) | {"output": None}, machine(), versions(), now(), options.smoke)
+    record.next = options.first
     try:
         instruction_sets = _check(options)
+        record = record.resumed(folder / "selftest.json") if options.calls else record
     except (ValueError, BuildError) as error:
         print(f"nomax selftest: {error}", file=sys.stderr)
         return 2
-    console, folder = Console(), options.output or Path("benchmarks/results")
-    record = Record(dataclasses.asdict(options) | {"output": None}, machine(), versions(), now(), options.smoke)
-    first, last = options.first, options.first + (100 if options.smoke else options.calls or sys.maxsize)
-    try:
-        if options.calls:
-            record = record.resumed(folder / "selftest.json")
-    except ValueError as error:
-        print(f"nomax selftest: {error}", file=sys.stderr)
-        return 2
     if record.calls:
-        first += record.calls
-        console.print(f"Going on after {record.calls:,} calls that {folder / 'selftest.json'} tells of.")
-    minutes = options.minutes or (None if options.calls or options.smoke else 1.0)
+        console.print(f"Going on after the {record.calls:,} calls of {folder / 'selftest.json'}.")
     console.print(f"Trying {', '.join(instruction_sets)} kernels against float64, seed {options.seed}.")
     stopped = False
     with threads_restored():
         torch.set_num_threads(1)
         try:
-            _try(record, options.seed, range(first, last), minutes, instruction_sets, folder, console)
+            _try(record, options, instruction_sets, folder, console)
             record.finished = now()
         except KeyboardInterrupt:
             stopped = True
@@ -142,62 +152,54 @@ def run(options: Options) -> int:
     return 0
 
 
-def _try(
-    record: Record,
-    seed: int,
-    numbers: range,
-    minutes: float | None,
-    instruction_sets: list[str],
-    folder: Path,
-    console: Console,
-) -> None:
-    said = time.monotonic()
-    start = said - record.seconds
-    pause = 10 if console.is_terminal else 60
-    for number in numbers:
-        _try_one(record, seed, number, instruction_sets, console)
+def _try(record: Record, options: Options, instruction_sets: list[str], folder: Path, console: Console) -> None:
+    calls = 100 if options.smoke else options.calls or sys.maxsize
+    minutes = options.minutes or (1.0 if calls == sys.maxsize else math.inf)
+    said = moment = time.monotonic()
+    start, pause = said - record.seconds, 10 if console.is_terminal else 60
+    while record.calls < calls and moment - start < 60 * minutes and len(record.violations) < ENOUGH:
+        case = fuzz.draw(options.seed, record.next)
+        expectation = fuzz.expected(case)
+        # What float64 says is the dearest part, and the same for all instruction sets. A case counts when it is whole,
+        # so that a test that was stopped goes on with the next one.
+        outcomes = [_outcome(case, expectation, name) for name in instruction_sets[: calls - record.calls]]
+        for instructions, ratios, threads_compared, complaints in outcomes:
+            record.add(case, instructions, ratios, threads_compared)
+            command = f"nomax selftest --seed {options.seed} --first {case.number} --calls 1 --isa {instructions}"
+            for what in complaints:
+                record.violations.append({"what": what, "number": case.number, "case": str(case), "command": command})
+                console.print(f"WRONG: {what}\n  {case}\n  again: {command}")
+        record.next += 1
         moment = time.monotonic()
         record.seconds = round(moment - start, 1)
         if moment - said > pause:
             said = moment
             console.print(_summary(record))
             _write(record, folder)
-        if len(record.violations) >= ENOUGH or (minutes is not None and moment - start >= 60 * minutes):
-            break
 
 
-def _try_one(record: Record, seed: int, number: int, instruction_sets: list[str], console: Console) -> None:
-    case = fuzz.draw(seed, number, instruction_sets)
-    results: dict[str, torch.Tensor] = {}
-    ratios: dict[str, torch.Tensor] = {}
-    again, failure = None, ""
+def _outcome(
+    case: fuzz.Case, expectation: fuzz.Expectation, instructions: str
+) -> tuple[str, dict[str, torch.Tensor], bool, list[str]]:
+    """Call the kernels; return the errors as shares of what is allowed, and what is wrong in words."""
     try:
-        with fuzz.instructions(case.kinds["instructions"]):
+        with fuzz.instructions(instructions):
             results = fuzz.call(case)
-            again = _with_two_threads(case) if _operations(case) >= PARALLEL and number % 2 == 0 else None
-        ratios = {name: ratio for name, ratio in fuzz.check(case, results).items() if ratio.numel()}
+            again = _with_two_threads(case) if _operations(case) >= PARALLEL else None
+        ratios = fuzz.compare(case, results, expectation, pairs=instructions == PAIRS)
     except Exception as error:  # a call that fails is wrong too, and the others are still worth trying
-        again, failure = None, f"{type(error).__name__}: {error}"
-    # Only whole calls are counted, so that a test that was stopped goes on with the next one.
-    record.calls += 1
-    record.gradients += case.gradients
-    for kind, value in case.kinds.items():
-        record.kinds.setdefault(kind, Counter())[value] += 1
-    if failure:
-        _complain(record, seed, case, failure, console)
-    for name, ratio in ratios.items():
-        largest = float(ratio.max())
-        record.numbers += ratio.numel()
-        place = f"{case.kinds['dtype']}, {case.kinds['instructions']}, {name}"
-        if largest > record.worst.get(place, {"ratio": -1.0})["ratio"]:
-            record.worst[place] = {"ratio": largest, "number": number, "case": str(case)}
-        if largest > 1:
-            _complain(record, seed, case, f"{name} is off by {largest:.3g} times what is allowed", console)
-    if again is not None:
-        record.threads_compared += 1
-        for name, x in results.items():
-            if not torch.equal(x.nan_to_num(), again[name].nan_to_num()):
-                _complain(record, seed, case, f"{name} is not the same with one thread and with two", console)
+        return instructions, {}, False, [f"{type(error).__name__}: {error}"]
+    complaints = [
+        f"{name} is off by {float(ratio.max()):.3g} times what is allowed"
+        for name, ratio in ratios.items()
+        if ratio.numel() and float(ratio.max()) > 1
+    ]
+    complaints += [
+        f"{name} is not the same with one thread and with two"
+        for name, x in results.items()
+        if again is not None and not torch.equal(x.nan_to_num(), again[name].nan_to_num())
+    ]
+    return instructions, ratios, again is not None, complaints
 
 
 def _with_two_threads(case: fuzz.Case) -> dict[str, torch.Tensor]:
@@ -211,12 +213,6 @@ def _with_two_threads(case: fuzz.Case) -> dict[str, torch.Tensor]:
 def _operations(case: fuzz.Case) -> float:
     (batch, heads, queries, dim), keys = case.query.shape, case.key.shape[2]
     return 2.0 * batch * heads * queries * keys * (dim + case.value.shape[3])
-
-
-def _complain(record: Record, seed: int, case: fuzz.Case, what: str, console: Console) -> None:
-    command = f"nomax selftest --seed {seed} --first {case.number} --calls 1 --isa {case.kinds['instructions']}"
-    record.violations.append({"what": what, "number": case.number, "case": str(case), "command": command})
-    console.print(f"WRONG: {what}\n  {case}\n  again: {command}")
 
 
 def _check(options: Options) -> list[str]:
