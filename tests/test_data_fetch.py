@@ -356,7 +356,8 @@ def test_without_the_variable_the_usual_place_is_named(tmp_path, monkeypatch, ca
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["mnits"], "Did you mean mnist?"),
+        (["mnits"], "there is no data set 'mnits'; did you mean mnist? There are fashion-mnist-small, digits"),
+        (["manpages-de"], "there is no data set 'manpages-de'. There are "),
         ([], "which data set?"),
         (["mnist", "cifar10", "--from", "x.tgz"], "name that one only"),
     ],

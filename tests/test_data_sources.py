@@ -119,7 +119,7 @@ def test_a_damaged_prepared_folder_says_so(damage: str, tmp_path) -> None:
 
 
 def test_an_unknown_name_gets_the_nearest_one() -> None:
-    with pytest.raises(FileNotFoundError, match=r"'fashon-mnist'.*Did you mean fashion-mnist\?.*nomax data list"):
+    with pytest.raises(FileNotFoundError, match=r"'fashon-mnist'.*did you mean fashion-mnist\?.*nomax data list"):
         data.load("fashon-mnist")
 
 
@@ -197,7 +197,7 @@ def test_a_sheet_shows_a_class_in_each_row(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"), [("cifra10", "Did you mean cifar10?"), ("/nowhere/at/all", "nomax data list")]
+    ("asked", "message"), [("cifra10", "did you mean cifar10?"), ("/nowhere/at/all", "nomax data list")]
 )
 def test_the_info_command_explains_a_slip(asked: str, message: str, capsys) -> None:
     assert main(["data", "info", asked]) == 2
@@ -377,7 +377,7 @@ def test_a_torchvision_data_set_that_cannot_be_downloaded_says_so(tmp_path) -> N
 
 def test_an_unknown_torchvision_data_set_gets_the_nearest_one() -> None:
     torchvision_datasets()
-    with pytest.raises(ValueError, match="did you mean torchvision:CIFAR100"):
+    with pytest.raises(ValueError, match="did you mean CIFAR100"):
         data.load("torchvision:cifar1000")
 
 

@@ -1,11 +1,9 @@
 """Downloading a package with the client that its registry has: npm or apt, set up as the user has set it up."""
 
 import os
-import re
 import shlex
 import shutil
 import subprocess
-import tarfile
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,57 +27,6 @@ class Client:
     program: str
     install: str
     command: Callable[[Package], list[str]]
-    before: Callable[[Path], None] = lambda folder: None
-    """Makes ready the folder in which the command runs."""
-    after: Callable[[Package, Path], None] = lambda package, folder: None
-    """Makes the package's file of what the command left in the folder."""
-
-
-def _apt_index(verb: str, languages: str) -> list[str]:
-    """An apt-get command on the indices in the current folder, which holds none of the system's."""
-    options = {
-        "Dir::State::Lists": "./lists",
-        "Dir::Cache": "./cache",
-        "Acquire::Languages": languages,
-        "APT::Architecture": "amd64",  # so that every machine gets the same
-        # As small as they come, not unpacked.
-        "Acquire::GzipIndexes": "true",
-        "Acquire::IndexTargets::deb::Packages::KeepCompressedAs": "xz",
-        "Acquire::IndexTargets::deb::Translations::KeepCompressedAs": "bz2 xz",
-    }
-    return ["apt-get", verb, *(part for name, value in options.items() for part in ("-o", f"{name}={value}"))]
-
-
-def _make_lists(folder: Path) -> None:
-    (folder / "lists" / "partial").mkdir(parents=True)
-    (folder / "cache").mkdir()
-
-
-def _gather_index(package: Package, folder: Path) -> None:
-    """Put Debian's index and the descriptions in both languages into one tar file, whose bytes depend on them alone."""
-    command = [*_apt_index("indextargets", package.name), "--format", "$(CODENAME) $(COMPONENT) $(METAKEY) $(FILENAME)"]
-    found = subprocess.run([*command, "Origin: Debian"], cwd=folder, capture_output=True, text=True)
-    releases: dict[str, dict[str, Path]] = {}
-    for line in found.stdout.splitlines():
-        release, component, key, file = line.split(" ", 3)
-        # Not those that change from day to day: bookworm-updates, bookworm-security.
-        if component == "main" and re.fullmatch("[a-z]+", release) and (folder / file).is_file():
-            releases.setdefault(release, {})[key.rpartition("/")[2]] = folder / file
-    wanted = ["Packages", *(f"Translation-{language}" for language in package.name.split(","))]
-    whole = [release for release in sorted(releases) if set(wanted) <= set(releases[release])]
-    if not whole:
-        raise OSError(
-            f"apt-get found no Debian release with {', '.join(wanted)}: among its sources must be Debian's, best "
-            f"{package.version}, and the network must reach it; or pass the file {package.file} from such a machine "
-            f"with --from. {found.stderr.strip()[-500:]}"
-        )
-    chosen = releases[package.version if package.version in whole else whole[0]]
-    with tarfile.open(folder / package.file, "w", format=tarfile.USTAR_FORMAT) as archive:
-        for name in wanted:
-            member = tarfile.TarInfo(f"{name}{chosen[name].suffix}")
-            member.size = chosen[name].stat().st_size
-            with chosen[name].open("rb") as content:
-                archive.addfile(member, content)
 
 
 CLIENTS = {
@@ -97,13 +44,6 @@ CLIENTS = {
         "apt-get comes with Debian and its descendants",
         lambda package: ["apt-get", "download", "--quiet", f"{package.name}={package.version}"],
     ),
-    "apt-index": Client(
-        "apt-get",
-        "apt-get comes with Debian and its descendants",
-        lambda package: [*_apt_index("update", package.name), "--quiet"],
-        _make_lists,
-        _gather_index,
-    ),
 }
 
 
@@ -119,20 +59,17 @@ def download(package: Package, folder: Path, report: Report) -> Path:
         )
     title = f"{package.name} {package.version}"
     with tempfile.TemporaryDirectory(prefix="downloading-", dir=folder) as aside:
-        client.before(Path(aside))
 
         def watch(done: int) -> None:
             check_size(package, done, f"`{shlex.join(command)}`")
             report(title, min(done, package.size), package.size, "bytes")
 
         _run(command, Path(aside), watch)
-        client.after(package, Path(aside))
         file = Path(aside, package.file)
         if not file.is_file():
             raise FileNotFoundError(f"`{shlex.join(command)}` succeeded but left no file named {package.file}.")
         check_size(package, file.stat().st_size, f"`{shlex.join(command)}`")
-        if not package.changes:
-            verify(file, package.sha256, file.name)
+        verify(file, package.sha256, file.name)
         report(title, package.size, package.size, "bytes")
         with file.open("rb") as written:
             os.fsync(written.fileno())

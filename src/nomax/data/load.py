@@ -3,7 +3,6 @@
 import hashlib
 import os
 from collections.abc import Mapping
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nomax._files import did_you_mean
 from nomax.data import draws
 from nomax.data.arrays import is_prepared, open_prepared, read_meta
 from nomax.data.registry import ENTRIES, Entry, TextEntry, cache_folder
@@ -115,7 +115,8 @@ def entry(name: str) -> Entry | TextEntry:
 def known(name: str) -> str:
     """The name, if there is a data set with it."""
     if name not in ENTRIES and name not in TEXTS:
-        raise ValueError(_unknown(name))
+        names = [*ENTRIES, *TEXTS]
+        raise ValueError(f"there is no data set {name!r}{did_you_mean(name, names)} There are {', '.join(names)}.")
     return name
 
 
@@ -177,6 +178,5 @@ def _is_shards(path: Path) -> bool:
 
 
 def _unknown(text: str) -> str:
-    nearest = get_close_matches(text.casefold(), [*ENTRIES, *TEXTS], n=1)
-    hint = f"Did you mean {nearest[0]}? " if nearest else ""
-    return f"{text!r} is neither a file or folder nor the name of a data set. {hint}To see the names: nomax data list"
+    hint = did_you_mean(text, [*ENTRIES, *TEXTS])
+    return f"{text!r} is neither a file or folder nor the name of a data set{hint} To see the names: nomax data list"

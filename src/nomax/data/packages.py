@@ -1,10 +1,9 @@
 """Reading members of a package. They are read into memory by name: nothing is unpacked onto the disk.
 
-Most packages have a known checksum, but an index that changes comes as it is. So what unpacks to far more than data
-sets hold is an error before it is there: see the limits below.
+Every package has a known checksum, but readers are also run on packages that nobody vouches for. So what unpacks to far
+more than data sets hold is an error before it is in memory: see the limits below.
 """
 
-import bz2
 import gzip
 import io
 import lzma
@@ -19,7 +18,7 @@ LARGEST_MEMBER = 1 << 28  # bytes; the largest that any entry of the registry re
 MOST_TIMES, MOST_SPARE = 64, 1 << 26  # all members may have so many times a package's size, and bytes; icons' have 5
 LARGEST_DICTIONARY = 1 << 27  # bytes that xz may ask for; its strongest setting takes 65 MB
 
-_MAGIC = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz"}
+_MAGIC = {b"\x1f\x8b": ".gz", b"\xfd7zXZ\0": ".xz"}
 _CHUNK = 1 << 16
 _BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, tar.DamagedTar)
 
@@ -52,7 +51,7 @@ def members(file: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, by
 
 
 def unpack(data: bytes, suffix: str, title: str, most: int = LARGEST_MEMBER) -> bytes:
-    """What a member holds that is compressed itself: .gz, .xz or .bz2; with another suffix it is as it is."""
+    """What a member holds that is compressed itself: .gz or .xz; with another suffix it is as it is."""
     try:
         return _Forward(_opened(io.BytesIO(data), suffix), most, title).read(most + 1)
     except _BROKEN as error:
@@ -66,8 +65,6 @@ class _Reader(Protocol):
 def _opened(raw: BinaryIO, suffix: str) -> _Reader:
     if suffix == ".gz":
         return gzip.GzipFile(fileobj=raw)
-    if suffix == ".bz2":
-        return bz2.BZ2File(raw)
     return _XZ(raw) if suffix == ".xz" else raw
 
 

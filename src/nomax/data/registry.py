@@ -12,14 +12,12 @@ from typing import ClassVar, Literal
 class Package:
     """A file that a package client downloads by the package's name and version."""
 
-    client: Literal["npm", "apt", "apt-index"]
+    client: Literal["npm", "apt"]
     name: str
     version: str
     file: str
     size: int
     sha256: str
-    changes: bool = False
-    """Its registry replaces it now and then and vouches for it by a signature: a newer one is taken, and said."""
 
 
 class Named:
@@ -27,6 +25,7 @@ class Named:
 
     name: str
     packages: tuple[Package, ...]
+    made_with: str = ""
     files: ClassVar[tuple[str, ...]]
     """What a prepared data set consists of, besides meta.json."""
 
@@ -96,8 +95,6 @@ class TextEntry(Named):
     """SHA-256 of the prepared files."""
     requires: Mapping[str, str] = field(default_factory=dict)
     """Python modules that preparing needs, and the package that brings each."""
-    made_with: str = ""
-    """Where the packages change: the ones for which `arrays` holds."""
 
 
 def cache_folder() -> Path:

@@ -65,8 +65,7 @@ def _done(name: str, folder: Path) -> str:
     meta = read_meta(folder)
     counts = " + ".join(f"{count:,} {split}" for split, count in meta["counts"].items())
     if name in TEXTS:
-        note = "" if meta["as_registered"] else " (the packages are newer than the registry's)"
-        return f"{name}: {counts} pairs, {sum(meta['documents'].values()):,} documents, in {folder}{note}"
+        return f"{name}: {counts} pairs, {sum(meta['documents'].values()):,} documents, in {folder}"
     note = "" if meta["as_registered"] else " (rendered otherwise than the registry's, by another renderer or machine)"
     return f"{name}: {counts} images, {len(meta['classes']):,} classes, in {folder}{note}"
 

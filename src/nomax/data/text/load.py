@@ -2,10 +2,10 @@
 
 import os
 from collections.abc import Sequence
-from difflib import get_close_matches
 from glob import escape
 from pathlib import Path
 
+from nomax._files import did_you_mean
 from nomax.data.registry import cache_folder
 from nomax.data.text.corpus import Corpus
 from nomax.data.text.entries import TEXTS
@@ -53,12 +53,11 @@ def load(
         if path.suffix != ".jsonl" and not is_jsonl(path):
             raise ValueError(_one_of_two(text, path))
         return jsonl(path, wanted)
-    nearest = get_close_matches(text.casefold(), TEXTS, n=1)
-    hint = f"Did you mean {nearest[0]}? " if nearest else ""
+    hint = did_you_mean(text, TEXTS)
     if text.count(",") > 1:
-        hint = "Of text files two are needed, FILE,FILE, whose names hold no comma. "
+        hint = ". Text files come in twos, FILE,FILE, whose names hold no comma."
     raise FileNotFoundError(
-        f"{text!r} is neither a file or folder nor the name of a data set of text. {hint}"
+        f"{text!r} is neither a file or folder nor the name of a data set of text{hint} "
         "To see the names: nomax data list"
     )
 

@@ -1,6 +1,5 @@
-"""What the readers of the named sets share: which split a document belongs to, and writing the splits."""
+"""What the readers of the named sets share: writing the splits."""
 
-import hashlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -8,15 +7,6 @@ from nomax.data.arrays import Job
 from nomax.data.text.corpus import Document, write
 
 SPLITS = ("train", "valid", "test")
-_VALID, _TEST = 5, 5  # per cent
-
-
-def split_of(key: str) -> str:
-    """The split of everything with this key: a hash of the key decides, so it never depends on what else there is."""
-    place = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % 100
-    if place < _TEST:
-        return "test"
-    return "valid" if place < _TEST + _VALID else "train"
 
 
 def write_splits(
