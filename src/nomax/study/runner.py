@@ -73,7 +73,6 @@ def run_grid(
             for active in grid.working.values():  # only after an error here, or a second Ctrl-C
                 active.handle.stop()
     store.belongs([run.key for run in grid.runs], study)
-    store.sync()
     left = [run for run in grid.runs if store.outcome(run.key) is None]
     return Report(grid.finished, left, grid.crashed)
 
@@ -186,7 +185,6 @@ class _Grid:
         self.finished.append(row)
         self.estimate.learn(row)
         self.store.belongs([row.key], self.study)
-        self.store.sync()
 
     def seconds(self, run: Run) -> float:
         """How long a run will still take."""

@@ -1,35 +1,24 @@
-"""The store of results: a folder for each run, which is the truth, and a database that is made from them.
+"""The store of results: a folder for each run.
 
 runs/KEY/         an ordinary run folder of `nomax train`, and outcome.json, written last
 runs/KEY.lock     held by whoever works on the run; free again as soon as that process is gone
-runs/KEY.log      what the run had to say
-results.sqlite    table runs: key, status, studies, json; made again from the run folders if it is lost or damaged
+runs/KEY.log      what the run printed
 """
 
-import json
 import os
 import shutil
-import sqlite3
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 
+from nomax import _files
 from nomax.study.row import LARGEST, Row
-from nomax.train import files
 
 OUTCOME, STUDIES = "outcome.json", "studies.txt"
 LEFT_OUT = shutil.ignore_patterns("checkpoints", ".lock", ".*.aside")  # of a run that is copied
-WAIT = 60.0  # seconds that a writer waits for another
-# What sqlite says about a file that is not, or no longer, a database of ours; not about locks and full disks.
-DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
-TABLE = """
-CREATE TABLE IF NOT EXISTS runs (
-    key TEXT PRIMARY KEY, status TEXT NOT NULL, studies TEXT NOT NULL, json TEXT NOT NULL, changed INTEGER NOT NULL
-)"""
 
 
 class Store:
@@ -37,11 +26,9 @@ class Store:
 
     def __init__(self, folder: str | Path, create: bool = True) -> None:
         self.place = Path(folder).resolve()
-        self.database = self.place / "results.sqlite"
         if create:
             (self.place / "runs").mkdir(parents=True, exist_ok=True)
         self._told: set[str] = set()  # of what there was something to say
-        self._mending = FileLock(self.place / "results.lock")
 
     def folder(self, key: str) -> Path:
         """Where a run is."""
@@ -108,9 +95,7 @@ class Store:
 
     def finish(self, row: Row) -> None:
         """Write the outcome of a run, complete or not at all. Whoever calls this holds the run."""
-        folder = self.folder(row.key)
-        folder.mkdir(parents=True, exist_ok=True)
-        files.write(folder / OUTCOME, row.to_json())
+        _files.write(self.folder(row.key) / OUTCOME, row.to_json())
 
     def reopen(self, key: str) -> None:
         """Take back the outcome of a run, to try it again. Whoever calls this holds the run."""
@@ -140,76 +125,13 @@ class Store:
             return []
 
     def rows(self, keys: Collection[str] | None = None, study: str | None = None) -> list[Row]:
-        """The results of these runs, or of all of a study, or of all: as the database has them after a look around."""
-        found = self._mended()
-        chosen = [
-            (key, text)
-            for key, studies, text in found
-            if (keys is None or key in keys) and (study is None or study in json.loads(studies))
+        """Return the results of these runs in their order, or those of a study, or all."""
+        chosen = self.finished() if keys is None else keys
+        return [
+            row
+            for key in chosen
+            if (study is None or study in self.studies(key)) and (row := self.outcome(key)) is not None
         ]
-        rows = {key: row for key, text in chosen if (row := self._row(key, text)) is not None}
-        order = rows if keys is None else keys  # those of a grid come in its order
-        return [rows[key] for key in order if key in rows]
-
-    def _row(self, key: str, text: str) -> Row | None:
-        try:
-            return Row.from_json(text)
-        except ValueError:  # an older nomax may have put into the database what is none
-            return self.outcome(key)
-
-    def sync(self) -> None:
-        """Bring the database up to date with the run folders; make it again if it is damaged."""
-        self._mended()
-
-    def _mended(self) -> list[Any]:
-        """The table, up to date; if the database is damaged, it is thrown away and made again."""
-        if not (self.place / "runs").is_dir():
-            return []
-        try:
-            return self._sync()
-        except sqlite3.DatabaseError as error:
-            if error.sqlite_errorcode & 0xFF not in DAMAGE:
-                raise
-            with self._mending:
-                try:
-                    return self._sync()  # somebody else may have mended it meanwhile
-                except sqlite3.DatabaseError:
-                    print(f"nomax study: {self.database} is damaged ({error}); made again.", file=sys.stderr)
-                    for ending in ("", "-wal", "-shm"):
-                        Path(f"{self.database}{ending}").unlink(missing_ok=True)
-                    return self._sync()
-
-    def _sync(self) -> list[Any]:
-        """Look around, and return all of the table: key, studies, json."""
-        with self._open() as database:
-            stored = database.execute("SELECT key, changed, studies FROM runs").fetchall()
-            known = {key: (changed, studies) for key, changed, studies in stored}
-            there = set()
-            for key in self.finished():
-                try:
-                    changed = (self.folder(key) / OUTCOME).stat().st_mtime_ns
-                except FileNotFoundError:  # taken back at this moment
-                    continue
-                studies = json.dumps(self.studies(key))
-                if known.get(key) != (changed, studies):
-                    row = self.outcome(key)
-                    if row is None:
-                        continue
-                    values = (key, row.status, studies, row.to_json(), changed)
-                    database.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?)", values)
-                there.add(key)
-            gone = [(key,) for key in known.keys() - there]
-            database.executemany("DELETE FROM runs WHERE key = ?", gone)
-            return database.execute("SELECT key, studies, json FROM runs ORDER BY key").fetchall()
-
-    @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        with closing(sqlite3.connect(self.database, timeout=WAIT, isolation_level=None)) as database:
-            with self._mending:  # two that turn on the WAL at the same time do not wait for each other
-                database.execute("PRAGMA journal_mode = WAL")
-                database.execute(TABLE)
-            database.execute("PRAGMA synchronous = NORMAL")
-            yield database
 
 
 def merge(store: Store, others: Sequence[Store]) -> list[str]:
@@ -318,7 +240,7 @@ def _move(store: Store, new: Path, old: Path, sources: Mapping[str, Store]) -> l
                 if store.folder(key).exists():
                     os.replace(store.folder(key), old / key)
                 os.replace(new / key, store.folder(key))
-        files.sync_folder(store.place / "runs")
+        _files.sync_folder(store.place / "runs")
     except BaseException:
         for key in moved:
             if not (new / key).exists():

@@ -3,7 +3,6 @@
 import math
 import os
 import shlex
-import sqlite3
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -39,9 +38,9 @@ from nomax.train.stop import Stop
 if TYPE_CHECKING:
     from nomax.study.verdict import Verdict
 
-EXPECTED = (ValueError, TypeError, OSError, ImportError, sqlite3.Error)
+EXPECTED = (ValueError, TypeError, OSError, ImportError)
 # What may go wrong later. Other errors are faults in the code of a study, and their traceback says where.
-ACCIDENTS = (DataError, OSError, sqlite3.Error)
+ACCIDENTS = (DataError, OSError)
 COUNTS = ("patches", "image_size", "slots", "lengths", "vocabulary", "steps", "batch_size")
 KINDS = {"images": Setup, "text": TextSetup}
 COLOURS = {"reproduced": "green", "contradicted": "red", "undecided": "yellow"}
@@ -174,8 +173,7 @@ def run(options: Options) -> int:
         with console.status("Figures and verdicts …"):  # some of which measure times, for a minute
             verdicts = publish(name, module, setup, grid, store, out, command)
     except ACCIDENTS as error:
-        where = f"{store.database}: " if isinstance(error, sqlite3.Error) else ""
-        print(f"nomax study: {where}{error}", file=sys.stderr)
+        print(f"nomax study: {error}", file=sys.stderr)
         return 1
     console.print(verdict_table(module.TITLE, verdicts, note(setup, missing)) if verdicts else NO_CLAIM)
     usual = out.parent.resolve() == Path("results").resolve()
