@@ -1,7 +1,8 @@
 import pytest
 from evaluate_helpers import SMALL, pictures, write_splits
 
-from nomax.train import language, translate, vit
+from nomax.train.text import language, translate
+from nomax.train.vision import command as vit
 
 TEXT = {"vocabulary": 330, "dim": 32, "heads": 2, "decoder_layers": 1, "slots": 64, "tensorboard": False, "threads": 1}
 TRANSLATE = {**TEXT, "encoder_layers": 1, "batch_size": 1024, "dropout": 0.0, "checkpoint_every": 1000}

@@ -12,7 +12,7 @@ from evaluate_helpers import COLOURS, SMALL, nomax, pictures
 from nomax import data, evaluate, models
 from nomax.models import Preprocessing, ViT
 from nomax.train import load_run
-from nomax.train.vit import Options, run
+from nomax.train.vision.command import Options, run
 
 pytestmark = pytest.mark.usefixtures("in_folder")
 

@@ -21,7 +21,8 @@ from nomax.data.transforms import Augment
 from nomax.evaluate import accuracy, fewshot, probe, terminal
 from nomax.evaluate.fewshot import features, probe_transform
 from nomax.models import ViT
-from nomax.train import VisionConfig, loop_config
+from nomax.train import VisionConfig
+from nomax.train.config import to_json
 
 COMMANDS = ("evaluate", "probe", "rows", "maps")
 pytestmark = pytest.mark.usefixtures("in_folder")
@@ -40,7 +41,7 @@ def run(tmp_path: Path) -> Path:
     augment = Augment(28, "pad", channels=1)
     config = replace(VisionConfig(), model=model.config, data="fashion-mnist-small", augment=augment)
     (tmp_path / "first").mkdir()
-    (tmp_path / "first" / "config.json").write_text(loop_config.to_json(config))
+    (tmp_path / "first" / "config.json").write_text(to_json(config))
     models.save(model, tmp_path / "first" / "model")
     return tmp_path / "first"
 

@@ -17,7 +17,7 @@ from PIL import Image
 from nomax import evaluate, models
 from nomax.data.images import DataError
 from nomax.models import ViT
-from nomax.train.vit import Options, run
+from nomax.train.vision.command import Options, run
 
 pytestmark = pytest.mark.usefixtures("in_folder")
 

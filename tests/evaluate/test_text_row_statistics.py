@@ -13,7 +13,8 @@ from text_corpora import corpus
 from nomax import evaluate, models
 from nomax.data.text import Example, Tokenizer, sentences
 from nomax.models import ReLUFormer
-from nomax.train import TextConfig, loop_config
+from nomax.train import TextConfig
+from nomax.train.config import to_json
 
 pytest.importorskip("sentencepiece")
 SIZES = {"dim": 16, "heads": 2, "slots": 12, "max_length": 64, "learned_gain": None}
@@ -117,7 +118,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         languages = ("en", "es") if encoder else ("es",)
         config = TextConfig(model=model.config, task=task, data=data, languages=languages)
         (folder / name).mkdir()
-        (folder / name / "config.json").write_text(loop_config.to_json(replace(config, batch_size=64)))
+        (folder / name / "config.json").write_text(to_json(replace(config, batch_size=64)))
         models.save(model, folder / name / "model")
         for place in (folder / name, folder / name / "model"):
             tokenizer.save(place / models.hub.VOCABULARY)

@@ -12,7 +12,7 @@ from nomax.data.text import Corpus, Document, Pair
 from nomax.evaluate import evaluate, probe, runs, translate, translation
 from nomax.evaluate.translation import Translator
 from nomax.models.search import search
-from nomax.train import text_data
+from nomax.train.text import data as text_data
 
 pytest.importorskip("sentencepiece")
 sacrebleu = pytest.importorskip("sacrebleu")

@@ -10,7 +10,7 @@ from nomax.data.text import Corpus, Document
 from nomax.evaluate import terminal, translation
 from nomax.evaluate.accuracy import LabelMap, Match, Score, classify, load_subset, match_classes
 from nomax.evaluate.runs import TrainedImageModel, TrainedTextModel, load_all, load_any
-from nomax.train.progress import perplexity
+from nomax.train.console import perplexity
 
 Result = dict[str, Any]
 

@@ -17,7 +17,7 @@ from nomax.data.source import part
 from nomax.evaluate import figures, terminal
 from nomax.evaluate.attention_weights import HeadRows, row_statistics, text_row_statistics
 from nomax.evaluate.runs import TrainedImageModel, TrainedTextModel, load_all, load_any
-from nomax.train import text_data
+from nomax.train.text.data import examples
 
 COLUMNS = {
     "mean weight × L": "row_sum",
@@ -100,10 +100,10 @@ def run(options: Options) -> int:
 
 def _measure(trained: TrainedImageModel | TrainedTextModel, options: Options, progress: Progress) -> list[HeadRows]:
     if isinstance(trained, TrainedTextModel):
-        examples = text_data.examples(trained.config, trained.corpus(options.data)[0], trained.tokenizer)
-        places = _spread(2 if options.smoke else options.texts, len(examples))
+        texts = examples(trained.config, trained.corpus(options.data)[0], trained.tokenizer)
+        places = _spread(2 if options.smoke else options.texts, len(texts))
         report = terminal.add_bar(progress, trained.title, len(places))
-        return text_row_statistics(trained.model, (examples[place] for place in places), report)
+        return text_row_statistics(trained.model, (texts[place] for place in places), report)
     source = trained.images("test", options.data)
     places = _spread(2 if options.smoke else options.images, len(source))
     report = terminal.add_bar(progress, trained.title, len(places))

@@ -17,8 +17,9 @@ from nomax.evaluate.fewshot import WHOLE_BELOW
 from nomax.models import ReLUFormer, ViT
 from nomax.models.hub import VOCABULARY, download, vocabulary_digest
 from nomax.models.vit_config import Probabilities
-from nomax.train import TextConfig, VisionConfig, text_data
-from nomax.train.phis import slug, spoken
+from nomax.train import TextConfig, VisionConfig
+from nomax.train.console import display_name, slug
+from nomax.train.text import data as text_data
 
 if TYPE_CHECKING:
     from nomax.evaluate.predict import Guess, Picture
@@ -109,7 +110,7 @@ class TrainedTextModel:
     @property
     def title(self) -> str:
         """Its name and its φ, or the one that says both, for tables."""
-        return _title(self.name, spoken(self.model.config.phi))
+        return _title(self.name, display_name(self.model.config.phi))
 
     @property
     def translates(self) -> bool:

@@ -15,8 +15,9 @@ from nomax.data.text import Corpus, Example, Tokenizer, TokenOrder
 from nomax.data.text.batches import evaluation_batches, pad
 from nomax.models import ReLUFormer
 from nomax.models.search import LARGEST_PENALTY, search
-from nomax.train import TextConfig, text_data
-from nomax.train.text import measure
+from nomax.train import TextConfig
+from nomax.train.text import data as text_data
+from nomax.train.text.task import measure
 
 # Of max_length, what a stretch of a document fills with its source. The translation must fit into max_length, too, and
 # can be longer: of the stretches of bible-en-es in 256 tokens, a fifth would not if they filled all; of 3/4, all do.
