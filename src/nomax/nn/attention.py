@@ -15,7 +15,8 @@ from nomax.nn.cache import KeyValueCache
 from nomax.nn.linear import Linear
 from nomax.nn.norm import GatedRMSNorm
 from nomax.nn.rotary import angles, rotate
-from nomax.ops.api import attention, visible_keys
+from nomax.ops import length
+from nomax.ops.api import attention
 from nomax.ops.rows import Rows
 from nomax.phi import ROW_MAPS, Phi
 
@@ -174,7 +175,7 @@ class Attention(nn.Module):
             y.detach()[..., :1].unsqueeze(1).expand(-1, self.heads, -1, -1)
             for y in (x, x if context is None else context)
         )
-        return visible_keys(query, key, attn_mask, is_causal)
+        return length.visible_keys(query, key, attn_mask, is_causal)
 
     def _project(self, x: Tensor, context: Tensor | None, cache: KeyValueCache | None) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values [B, H, L, D], as strided views of the projections: nothing is copied."""
@@ -235,19 +236,12 @@ class Attention(nn.Module):
             out = attention(query, key, value, mask, dropout, is_causal, phi=phi, backend=backend)
         factor = None if self.gain is None else _per_query(self.gain)
         if self.alpha is not None:
-            power = self._length(query, key, mask, is_causal) ** (self.phi.alpha - _per_query(self.alpha))
+            power = length.per_query(self.phi, query, key, mask, is_causal) ** (self.phi.alpha - _per_query(self.alpha))
             factor = power if factor is None else power * factor
         if factor is None:
             return out, rows
         scaled = (out * factor.unsqueeze(-1)).to(out.dtype)
         return scaled, None if rows is None else _scaled_rows(rows, factor)
-
-    def _length(self, query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
-        """φ's L for each query, broadcasting to [B, H, L]; 1 for one that sees no key, whose row stays zero."""
-        length = self.phi.length
-        if length == "visible":
-            return visible_keys(query, key, mask, is_causal).clamp(min=1)
-        return torch.tensor(max(key.shape[2], 1) if length == "keys" else length, device=query.device)
 
 
 def _scaled_rows(rows: Rows, factor: Tensor) -> Rows:

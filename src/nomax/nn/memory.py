@@ -3,7 +3,6 @@
 n tokens (all the leading dimensions of x in one) and S slots, both of them `dim` wide.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from nomax.nn.linear import SLOW
-from nomax.ops.inputs import as_it_is, autocasts
-from nomax.ops.visible import wide
-from nomax.phi import ACTIVATIONS, MINUS_LOG_L, ROW_MAPS, SOFTMAX, Phi
+from nomax.ops import length
+from nomax.ops.problem import as_it_is, autocasts, wide
+from nomax.phi import ACTIVATIONS, ROW_MAPS, SOFTMAX, Phi
 
 # Fewer weights than these (32 MB in float32) are kept for the backward pass, as by any feed-forward layer. More are
 # computed again there, block by block, which makes seven products of n × S × dim out of six.
@@ -76,13 +75,13 @@ class Memory(nn.Module):
         """The weights φ(x·Kᵀ) themselves, [..., slots], for looking at: all of them at once, so of a few tokens."""
         self._check(x)
         given, dtype = self._precisions(x)
-        factor, shift = _constants(self.phi, self.slots)
+        factor, shift = length.constants(self.phi, self.slots)
         with as_it_is(x):
             return (factor * _weights(x.to(dtype), self.keys.to(dtype), self.phi.activation, shift)).to(given)
 
     def _look_up(self, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         block, activation = self._block(x.shape[0]), self.phi.activation
-        factor, shift = _constants(self.phi, self.slots)
+        factor, shift = length.constants(self.phi, self.slots)
         if block >= self.slots or _transformed():
             out = _at_once(x, keys, values, activation, shift)
         elif activation == SOFTMAX:
@@ -103,7 +102,7 @@ class Memory(nn.Module):
         given = torch.get_autocast_dtype(device) if casts else x.dtype
         slow = x.is_cpu and given in SLOW
         # A sum over all slots may be too large for float16 before φ's factor, such as 1/L, makes it small.
-        overflows = given == torch.float16 and _constants(self.phi, self.slots)[0] != 1
+        overflows = given == torch.float16 and length.constants(self.phi, self.slots)[0] != 1
         return given, torch.float32 if slow or overflows else given
 
     def _check(self, x: Tensor) -> None:
@@ -237,10 +236,3 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.addmm_(left, right)
     else:  # half precision, of which the sum is kept in float32
         total += left @ right
-
-
-def _constants(phi: Phi, slots: int) -> tuple[float, float]:
-    """The factor gain · L^-alpha and the shift of a pointwise φ, whose L is the number of slots if not a fixed one."""
-    length = phi.length if isinstance(phi.length, int) else slots
-    shift = -math.log(length) if phi.shift == MINUS_LOG_L else phi.shift
-    return phi.gain * length**-phi.alpha, float(shift)
