@@ -27,7 +27,7 @@ class Memory(nn.Module):
 
     phi: "relu" is the ordinary feed-forward layer, Linear–ReLU–Linear without biases; "softmax" the classic memory. Any
         pointwise φ will do; its L is the number of slots.
-    norm: LayerNorm of what was found.
+    norm: LayerNorm of the result.
     block: how many slots to compute at a time; None chooses blocks that keep the memory needed small.
 
     keys and values, [slots, dim] each, start Xavier-uniform, as the two matrices of a feed-forward layer do.
@@ -52,7 +52,7 @@ class Memory(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Xavier-uniform keys and values; a norm that only normalises."""
+        """Draw keys and values Xavier-uniform; let the norm only normalise."""
         nn.init.xavier_uniform_(self.keys)
         nn.init.xavier_uniform_(self.values)
         if self.norm is not None:
@@ -72,7 +72,7 @@ class Memory(nn.Module):
         return out if self.norm is None else self.norm(out.to(self.norm.weight.dtype)).to(given)
 
     def weights(self, x: Tensor) -> Tensor:
-        """The weights φ(x·Kᵀ) themselves, [..., slots], for looking at: all of them at once, so of a few tokens."""
+        """Return the weights φ(x·Kᵀ) themselves, [..., slots], for looking at: all at once, so for a few tokens."""
         self._check(x)
         given, dtype = self._precisions(x)
         factor, shift = length.constants(self.phi, self.slots)
@@ -96,7 +96,7 @@ class Memory(nn.Module):
         return self.slots if tokens * self.slots < KEPT else max(BLOCK // tokens, NARROWEST)
 
     def _precisions(self, x: Tensor) -> tuple[torch.dtype, torch.dtype]:
-        """The dtype of the result, and the one to compute in."""
+        """Return the dtype of the result, and the one to compute in."""
         device = x.device.type
         casts = autocasts(device) and x.dtype != torch.float64
         given = torch.get_autocast_dtype(device) if casts else x.dtype
@@ -135,11 +135,11 @@ class _Pointwise(torch.autograd.Function):
         def step(scores: Tensor, grad_weights: Tensor) -> tuple[Tensor, Tensor]:
             return h.value(scores), grad_weights.mul_(h.derivative(scores))
 
-        return *_gradients(x, keys, values, grad, block, shift, step), None, None, None
+        return *_gradients(x, keys, values, grad, block=block, shift=shift, step=step), None, None, None
 
 
 class _Softmax(torch.autograd.Function):
-    """softmax(x·Kᵀ)·V in blocks of slots: a running maximum and sum, and what was found rescaled as they change."""
+    """softmax(x·Kᵀ)·V in blocks of slots: a running maximum and sum, and the result rescaled as they change."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, keys: Tensor, values: Tensor, block: int) -> Tensor:
@@ -172,7 +172,7 @@ class _Softmax(torch.autograd.Function):
             weights = scores.sub_(highest).exp_().div_(total)
             return weights, grad_weights.sub_(mean).mul_(weights)
 
-        return *_gradients(x, keys, values, grad, ctx.block, 0.0, step), None
+        return *_gradients(x, keys, values, grad, block=ctx.block, shift=0.0, step=step), None
 
 
 def _gradients(
@@ -180,11 +180,12 @@ def _gradients(
     keys: Tensor,
     values: Tensor,
     grad: Tensor,
+    *,
     block: int,
     shift: float,
     step: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x, keys and values, from blocks of scores computed again.
+    """Return the gradients of x, keys and values, from blocks of scores computed again.
 
     step: makes the weights and the gradients of the scores out of the scores and the gradients of the weights.
     """
@@ -194,8 +195,8 @@ def _gradients(
     for start in range(0, len(keys), block):
         part = slice(start, start + block)
         key, value = keys[part], values[part]
-        found = step(_scores(x, key, shift), (grad @ value.T).to(wide(x)))
-        weights, grad_scores = (each.to(x.dtype) for each in found)
+        both = step(_scores(x, key, shift), (grad @ value.T).to(wide(x)))
+        weights, grad_scores = (each.to(x.dtype) for each in both)
         torch.mm(weights.T, grad, out=grad_values[part])
         torch.mm(grad_scores.T, x, out=grad_keys[part])
         _add_product(grad_x, grad_scores, key)
@@ -205,11 +206,11 @@ def _gradients(
 def _with_graph(
     x: Tensor, keys: Tensor, values: Tensor, grad: Tensor, activation: str, shift: float
 ) -> list[Tensor | None]:
-    """The gradients of x, keys and values, to be differentiated again (create_graph=True): all weights at once."""
+    """Return gradients of x, keys and values that have gradients (create_graph=True): all weights at once."""
     inputs = (x, keys, values)
     wanted = [each for each in inputs if each.requires_grad]
-    found = iter(torch.autograd.grad(_at_once(*inputs, activation, shift), wanted, grad, create_graph=True))
-    return [next(found) if each.requires_grad else None for each in inputs]
+    grads = iter(torch.autograd.grad(_at_once(*inputs, activation, shift), wanted, grad, create_graph=True))
+    return [next(grads) if each.requires_grad else None for each in inputs]
 
 
 def _at_once(x: Tensor, keys: Tensor, values: Tensor, activation: str, shift: float) -> Tensor:
@@ -222,7 +223,7 @@ def _weights(x: Tensor, keys: Tensor, activation: str, shift: float) -> Tensor:
 
 
 def _transformed() -> bool:
-    """Whether torch.func transforms this call: it takes plain operations, and so all weights at once."""
+    """Return whether torch.func transforms this call: it takes plain operations, and so all weights at once."""
     return torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
 
 

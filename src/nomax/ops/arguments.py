@@ -180,7 +180,7 @@ def _canonical_mask(
 
 
 def _are_usual(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether these are canonical already: the short way for the common call, whose checks would take longer."""
+    """Return whether these are canonical already: the short way for the common call, whose checks would take longer."""
     if not (type(query) is type(key) is type(value) is Tensor and query.dim() == 4):
         return False
     query_shape, key_shape, dtype = query.shape, key.shape, query.dtype
@@ -285,7 +285,7 @@ def _diagonal_of(bias: Tensor, queries: int, keys: int) -> int:
 
 
 def _batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
-    """The leading dimensions before the heads, broadcast."""
+    """Return the leading dimensions before the heads, broadcast."""
     batch = query.shape[:-3]
     if batch == key.shape[:-3] == value.shape[:-3]:
         return tuple(batch)
@@ -299,7 +299,7 @@ def _batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
 
 
 def _heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[int, int]:
-    """The number of query heads and of key heads, after broadcasting."""
+    """Return the number of query heads and of key heads, after broadcasting."""
     of_query, of_key, of_value = (tensor.shape[-3] if tensor.dim() > 2 else 1 for tensor in (query, key, value))
     counts = f"query has {of_query} heads, key {of_key} and value {of_value}"
     if enable_gqa:

@@ -88,7 +88,7 @@ def choose(backend: str | None, problem: Problem) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a call of `attention` would run. Print it."""
+    """The backend that a call of `attention` would run, and why. Print it."""
 
     backend: str  # "cpu" or "reference"; "torch" for softmax, "entmax" for sparsemax and entmax15
     reasons: dict[str, list[str]]  # for each other backend, why it will not run
