@@ -2,7 +2,7 @@ import hypothesis
 import pytest
 import torch
 
-from nomax.ops import cpu, operators
+from nomax.ops import cpu
 
 # No test depends on the clock: a busy machine may take its time over an example, and over drawing one.
 hypothesis.settings.register_profile("nomax", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -43,4 +43,4 @@ def every_instruction_set(request, monkeypatch):
 @pytest.fixture
 def no_short_way(monkeypatch):
     """Plain calls take the general way, as they do before the kernels are loaded."""
-    monkeypatch.setattr(operators, "attend_forward", None)
+    monkeypatch.setattr(cpu, "attend_forward", None)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
     from nomax.ops.api import attention, varlen_attention, visible_keys
-    from nomax.ops.explain import explain
+    from nomax.ops.backends import explain
     from nomax.ops.rows import Rows
     from nomax.phi import Phi
 
@@ -31,7 +31,7 @@ _HOMES = {
     "attention": "nomax.ops.api",
     "varlen_attention": "nomax.ops.api",
     "visible_keys": "nomax.ops.api",
-    "explain": "nomax.ops.explain",
+    "explain": "nomax.ops.backends",
     "Rows": "nomax.ops.rows",
     "Phi": "nomax.phi",
 }
@@ -54,7 +54,7 @@ def load_operators() -> None:
     them, once nomax is imported. A package of AOTInductor is loaded by C++, which does not ask Python: call this before
     torch._inductor.aoti_load_package.
     """
-    import_module("nomax.ops.operators").load()
+    import_module("nomax.ops.cpu").load()
 
 
 def __dir__() -> list[str]:
@@ -95,7 +95,7 @@ class _AfterTorch:
 
 
 def _announce(torch: ModuleType) -> None:
-    if "nomax.ops.operators" not in sys.modules:
+    if "nomax.ops.cpu" not in sys.modules:
         torch.ops.nomax = _Operators("torch.ops.nomax")
 
 

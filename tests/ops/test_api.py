@@ -16,8 +16,9 @@ from torch.nn.attention.bias import causal_lower_right
 
 import nomax
 from nomax import Phi
-from nomax.ops import backends, cpu, operators
+from nomax.ops import backends, cpu
 from nomax.ops.build import BuildError
+from nomax.ops.problem import Problem
 
 no_compiler = not any(map(shutil.which, ("c++", "g++", "clang++")))
 
@@ -106,7 +107,7 @@ BAD_CALLS = {
     "scale inf": ((q, k, v), {"scale": -math.inf}, ValueError, "scale=-inf"),
     "phi": ((q, k, v), {"phi": "rellu/L"}, ValueError, "did you mean 'relu/L'"),
     "phi type": ((q, k, v), {"phi": torch.relu}, TypeError, "phi=.*must be a string"),
-    "backend": ((q, k, v), {"backend": "CPU"}, ValueError, "backend='CPU' is unknown; did you mean 'cpu'"),
+    "backend": ((q, k, v), {"backend": "CPU"}, ValueError, "backend='CPU' is unknown; did you mean cpu"),
     "backend of softmax": ((q, k, v), {"phi": "softmax", "backend": "cpu"}, ValueError, "does not apply.*softmax"),
     "backend that cannot": (
         (q.double(), k.double(), v.double()),
@@ -159,7 +160,8 @@ def test_inputs_that_the_kernels_do_not_take_run_on_the_reference():
     torch.testing.assert_close(nomax.attention(*doubles), oracle.attention(*doubles)[0])
     explanation = nomax.explain(*doubles)
     assert explanation.backend == "reference"
-    assert explanation.reasons["cpu"] == cpu.unsupported(*doubles, None) != []
+    query, key, value = doubles
+    assert explanation.reasons["cpu"] == cpu.unsupported(Problem(query=query, key=key, value=value)) != []
 
 
 @pytest.fixture
@@ -167,7 +169,7 @@ def broken_kernels(monkeypatch):
     def load():
         raise BuildError("no compiler here, install one")
 
-    monkeypatch.setattr(operators, "load", load)
+    monkeypatch.setattr(cpu, "load", load)
     monkeypatch.setattr(backends, "_build_error", None)
 
 

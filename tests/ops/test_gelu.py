@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nomax.ops import build, operators
+from nomax.ops import build, cpu
 from nomax.ops import gelu as module
 from nomax.ops.gelu import gelu
 
@@ -105,7 +105,7 @@ def test_without_a_compiler_it_is_only_slower(calls: list[int], monkeypatch: pyt
     def fail() -> None:
         raise build.BuildError("no compiler")
 
-    monkeypatch.setattr(operators, "load", fail)
+    monkeypatch.setattr(cpu, "load", fail)
     monkeypatch.setattr(module, "_without_kernels", False)
     x = torch.randn(5000)
     assert torch.equal(gelu(x), gelu(x))

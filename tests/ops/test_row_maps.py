@@ -237,7 +237,7 @@ def test_a_missing_package_is_answered_with_how_to_install_it(phi: str, monkeypa
             raise ModuleNotFoundError(name)
         return find(name)
 
-    monkeypatch.setattr("nomax.ops.softmax.import_module", without_entmax)
+    monkeypatch.setattr("nomax.ops.row_maps.import_module", without_entmax)
     for function in (nomax.attention, nomax.explain):
         with pytest.raises(ImportError, match=rf"phi='{phi}' needs the entmax package: pip install entmax"):
             function(*tensors(), phi=phi)

@@ -74,9 +74,9 @@ def test_the_usual_views_and_masks_reach_the_backend_as_they_are(backend, monkey
     received = []
     attend = backends.BACKENDS[backend].attend
 
-    def spy(*arguments, **settings):
-        received[:] = arguments
-        return attend(*arguments, **settings)
+    def spy(problem):
+        received[:] = problem.query, problem.key, problem.value, problem.mask
+        return attend(problem)
 
     monkeypatch.setattr(backends.BACKENDS[backend], "attend", spy)
     qkv = torch.randn(B, QUERIES, 3, HEADS, D)

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import nomax
-from nomax.ops import operators
+from nomax.ops import cpu
 from nomax.phi import ACTIVATIONS
 
-operators.load()
+cpu.load()
 OPERATORS = torch.ops.nomax
 
 
@@ -284,7 +284,7 @@ def test_flops_are_counted(grad):
     query, key, value = torch.randn(2, 3, 20, 8), torch.randn(2, 3, 30, 8), torch.randn(2, 3, 30, 16)
     for x in (query, key, value):
         x.requires_grad_(grad)
-    operators.load()  # a counter knows the operators that there are when it is made
+    cpu.load()  # a counter knows the operators that there are when it is made
     with FlopCounterMode(display=False) as counter:
         out = nomax.attention(query, key, value, backend="cpu")
         if grad:

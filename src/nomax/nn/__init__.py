@@ -5,7 +5,7 @@ from nomax.nn.cache import KeyValueCache
 from nomax.nn.linear import Linear
 from nomax.nn.memory import Memory
 from nomax.nn.norm import GatedRMSNorm
-from nomax.nn.penalty import RELUFORMER, Penalties, penalties
+from nomax.nn.relu_losses import RELUFORMER, Penalties, penalties
 
 __all__ = [
     "RELUFORMER",

@@ -15,7 +15,8 @@ from nomax.nn.cache import KeyValueCache
 from nomax.nn.linear import Linear
 from nomax.nn.norm import GatedRMSNorm
 from nomax.nn.rotary import angles, rotate
-from nomax.ops.api import attention, visible_keys
+from nomax.ops import length
+from nomax.ops.api import attention
 from nomax.ops.rows import Rows
 from nomax.phi import ROW_MAPS, Phi
 
@@ -100,7 +101,7 @@ class Attention(nn.Module):
         return nn.Parameter(torch.empty(self.heads if per == "head" else 1))
 
     def reset_parameters(self) -> None:
-        """Xavier-uniform for each projection as a matrix of its own, also where several lie in one; zero biases."""
+        """Draw each projection Xavier-uniform as a matrix of its own, even where several lie in one; zero biases."""
         whole = [self.qkv] if self.context_dim is None else [self.q, self.kv]
         for linear in [*whole, self.out, *([] if self.gate is None else [self.gate])]:
             with torch.no_grad():
@@ -142,7 +143,7 @@ class Attention(nn.Module):
         if is_causal and cache is not None:
             attn_mask, is_causal = self._lower_right(query.shape[2], key.shape[2], attn_mask)
         dropout = self.dropout if self.training else 0.0
-        heads, rows = self._attend(query, key, value, attn_mask, is_causal, dropout, return_rows)
+        heads, rows = self._attend(query, key, value, attn_mask, is_causal, dropout=dropout, return_rows=return_rows)
         joined = heads.transpose(1, 2).flatten(2)  # a view: attention's results lie as [B, L, H, D] in memory
         if self.joined_norm is not None:
             joined = self.joined_norm(joined)
@@ -159,25 +160,25 @@ class Attention(nn.Module):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        """The attention weights [B, heads, L, keys] themselves, for looking at: attention to the unit vectors."""
+        """Return the attention weights [B, heads, L, keys], for looking at: attention to the unit vectors."""
         query, key, _ = self._project(x, context, None)
         keys = key.shape[2]
         unit = torch.eye(keys, dtype=query.dtype, device=query.device).expand(*key.shape[:2], keys, keys)
-        return self._attend(query, key, unit, attn_mask, is_causal, 0.0, False)[0]
+        return self._attend(query, key, unit, attn_mask, is_causal)[0]
 
     def visible(
         self, x: Tensor, context: Tensor | None = None, *, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        """How many keys each position of x may see in forward, broadcasting to [B, heads, L], for `penalties`."""
+        """Count the keys that each position of x may see in forward, broadcasting to [B, heads, L], for `penalties`."""
         # Only sizes matter, so one dimension of x stands in for queries, and one of its own or of context for keys.
         query, key = (
             y.detach()[..., :1].unsqueeze(1).expand(-1, self.heads, -1, -1)
             for y in (x, x if context is None else context)
         )
-        return visible_keys(query, key, attn_mask, is_causal)
+        return length.visible_keys(query, key, attn_mask, is_causal)
 
     def _project(self, x: Tensor, context: Tensor | None, cache: KeyValueCache | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [B, H, L, D], as strided views of the projections: nothing is copied."""
+        """Return queries, keys and values [B, H, L, D], as strided views of the projections: nothing is copied."""
         _check("x", x, self.dim)
         shape = (self.heads, self.dim // self.heads)
         if self.context_dim is None:
@@ -203,7 +204,7 @@ class Attention(nn.Module):
         return (query, key, value) if cache is None else (query, *cache.append(key, value))
 
     def _lower_right(self, queries: int, keys: int, mask: Tensor | None) -> tuple[Tensor | None, bool]:
-        """What is_causal means for the last `queries` of `keys` positions: a mask for it, or that no more is needed."""
+        """Return the attn_mask and is_causal that make the last `queries` of `keys` positions causal."""
         if self.context_dim is not None:
             raise ValueError("is_causal=True has no meaning in cross-attention with a cache.")
         if queries in (1, keys) or mask is not None:
@@ -220,10 +221,11 @@ class Attention(nn.Module):
         value: Tensor,
         mask: Tensor | None,
         is_causal: bool,
-        dropout: float,
-        return_rows: bool,
+        *,
+        dropout: float = 0.0,
+        return_rows: bool = False,
     ) -> tuple[Tensor, Rows | None]:
-        """nomax.attention, whose rows are then multiplied by what is learned of gain · L^-alpha."""
+        """Run nomax.attention, and multiply its rows by what is learned of gain · L^-alpha."""
         # The learned α changes φ's own, n^(φ.alpha - alpha), so that half precision never sees a sum without its 1/L.
         phi = replace(self.phi, gain=1.0) if self.gain is not None and self.phi.gain != 1 else self.phi
         rows, backend = None, self.backend
@@ -235,23 +237,16 @@ class Attention(nn.Module):
             out = attention(query, key, value, mask, dropout, is_causal, phi=phi, backend=backend)
         factor = None if self.gain is None else _per_query(self.gain)
         if self.alpha is not None:
-            power = self._length(query, key, mask, is_causal) ** (self.phi.alpha - _per_query(self.alpha))
+            power = length.per_query(self.phi, query, key, mask, is_causal) ** (self.phi.alpha - _per_query(self.alpha))
             factor = power if factor is None else power * factor
         if factor is None:
             return out, rows
         scaled = (out * factor.unsqueeze(-1)).to(out.dtype)
         return scaled, None if rows is None else _scaled_rows(rows, factor)
 
-    def _length(self, query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
-        """φ's L for each query, broadcasting to [B, H, L]; 1 for one that sees no key, whose row stays zero."""
-        length = self.phi.length
-        if length == "visible":
-            return visible_keys(query, key, mask, is_causal).clamp(min=1)
-        return torch.tensor(max(key.shape[2], 1) if length == "keys" else length, device=query.device)
-
 
 def _scaled_rows(rows: Rows, factor: Tensor) -> Rows:
-    """The rows of weights that are `factor` times as large."""
+    """Return the rows of weights that are `factor` times as large."""
     # Negative weights have no entropy. -Σ a·log|a| stands in for it, so that a loss made of it survives a learned gain
     # that strays below zero.
     logarithm = torch.where(factor == 0, 1, factor).abs().log()
@@ -259,12 +254,12 @@ def _scaled_rows(rows: Rows, factor: Tensor) -> Rows:
 
 
 def _per_query(x: Tensor) -> Tensor:
-    """[1] or [H] to what broadcasts to [B, H, L], in at least float32, since it multiplies whole rows."""
+    """Let [1] or [H] broadcast to [B, H, L], in at least float32, since it multiplies whole rows."""
     return x.to(torch.promote_types(x.dtype, torch.float32)).unsqueeze(-1)
 
 
 def _heads(x: Tensor, norm: nn.Module | None = None) -> Tensor:
-    """[B, L, H, D] to [B, H, L, D], normalised if there is a norm."""
+    """Turn [B, L, H, D] into [B, H, L, D], normalised if there is a norm."""
     return (x if norm is None else norm(x)).transpose(1, 2)
 
 

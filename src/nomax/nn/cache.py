@@ -1,11 +1,11 @@
-"""What decoding token by token keeps of the tokens before."""
+"""The keys and values of the tokens so far, for decoding token by token."""
 
 import torch
 from torch import Tensor
 
 
 class KeyValueCache:
-    """The keys and values of all positions so far, of one Attention: give each layer its own.
+    """Keep the keys and values of all positions so far, of one Attention: give each layer its own.
 
     Its room doubles when it is full, rather than being fixed in advance: nobody has to know how long the text will
     become, every position is copied about once on average, and at most half of the room is empty. `capacity` is where
@@ -51,14 +51,14 @@ class KeyValueCache:
         return self.entries()
 
     def entries(self) -> tuple[Tensor, Tensor]:
-        """The keys and the values of all positions so far, [batch, heads, positions, head dimension] each, as views."""
+        """Return the keys and the values of all positions, [batch, heads, positions, head dimension] each, as views."""
         if self._room is None:
             raise RuntimeError("the cache is empty: nothing was appended to it yet.")
         key, value = self._room[:, :, :, : self.length].unbind(0)
         return key, value
 
     def reorder(self, indices: Tensor) -> None:
-        """Let sequence i continue what was sequence indices[i], as beam search wants it; their number may change."""
+        """Let sequence i continue what was sequence indices[i], as beam search needs it; their number may change."""
         if indices.dim() != 1 or indices.dtype not in (torch.int32, torch.int64):
             raise ValueError(
                 f"indices must be a one-dimensional int32 or int64 tensor, got {indices.dtype} {list(indices.shape)}."
@@ -67,7 +67,7 @@ class KeyValueCache:
             self._room = self._room.index_select(1, indices)
 
     def keep(self, places: Tensor) -> None:
-        """Of the positions keep those at places [batch, fewer], in its order; the room stays as large."""
+        """Keep only the positions given by places [batch, fewer], in that order; the capacity stays the same."""
         if self._room is None:
             raise RuntimeError("the cache is empty: nothing was appended to it yet.")
         two, batch, heads, capacity, dimension = self._room.shape

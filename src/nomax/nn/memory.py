@@ -3,7 +3,6 @@
 n tokens (all the leading dimensions of x in one) and S slots, both of them `dim` wide.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from nomax.nn.linear import SLOW
-from nomax.ops.inputs import as_it_is, autocasts
-from nomax.ops.visible import wide
-from nomax.phi import ACTIVATIONS, MINUS_LOG_L, ROW_MAPS, SOFTMAX, Phi
+from nomax.ops import length
+from nomax.ops.problem import as_it_is, autocasts, wide
+from nomax.phi import ACTIVATIONS, ROW_MAPS, SOFTMAX, Phi
 
 # Fewer weights than these (32 MB in float32) are kept for the backward pass, as by any feed-forward layer. More are
 # computed again there, block by block, which makes seven products of n × S × dim out of six.
@@ -28,7 +27,7 @@ class Memory(nn.Module):
 
     phi: "relu" is the ordinary feed-forward layer, Linear–ReLU–Linear without biases; "softmax" the classic memory. Any
         pointwise φ will do; its L is the number of slots.
-    norm: LayerNorm of what was found.
+    norm: LayerNorm of the result.
     block: how many slots to compute at a time; None chooses blocks that keep the memory needed small.
 
     keys and values, [slots, dim] each, start Xavier-uniform, as the two matrices of a feed-forward layer do.
@@ -53,7 +52,7 @@ class Memory(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Xavier-uniform keys and values; a norm that only normalises."""
+        """Draw keys and values Xavier-uniform; let the norm only normalise."""
         nn.init.xavier_uniform_(self.keys)
         nn.init.xavier_uniform_(self.values)
         if self.norm is not None:
@@ -73,16 +72,16 @@ class Memory(nn.Module):
         return out if self.norm is None else self.norm(out.to(self.norm.weight.dtype)).to(given)
 
     def weights(self, x: Tensor) -> Tensor:
-        """The weights φ(x·Kᵀ) themselves, [..., slots], for looking at: all of them at once, so of a few tokens."""
+        """Return the weights φ(x·Kᵀ) themselves, [..., slots], for looking at: all at once, so for a few tokens."""
         self._check(x)
         given, dtype = self._precisions(x)
-        factor, shift = _constants(self.phi, self.slots)
+        factor, shift = length.constants(self.phi, self.slots)
         with as_it_is(x):
             return (factor * _weights(x.to(dtype), self.keys.to(dtype), self.phi.activation, shift)).to(given)
 
     def _look_up(self, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         block, activation = self._block(x.shape[0]), self.phi.activation
-        factor, shift = _constants(self.phi, self.slots)
+        factor, shift = length.constants(self.phi, self.slots)
         if block >= self.slots or _transformed():
             out = _at_once(x, keys, values, activation, shift)
         elif activation == SOFTMAX:
@@ -97,13 +96,13 @@ class Memory(nn.Module):
         return self.slots if tokens * self.slots < KEPT else max(BLOCK // tokens, NARROWEST)
 
     def _precisions(self, x: Tensor) -> tuple[torch.dtype, torch.dtype]:
-        """The dtype of the result, and the one to compute in."""
+        """Return the dtype of the result, and the one to compute in."""
         device = x.device.type
         casts = autocasts(device) and x.dtype != torch.float64
         given = torch.get_autocast_dtype(device) if casts else x.dtype
         slow = x.is_cpu and given in SLOW
         # A sum over all slots may be too large for float16 before φ's factor, such as 1/L, makes it small.
-        overflows = given == torch.float16 and _constants(self.phi, self.slots)[0] != 1
+        overflows = given == torch.float16 and length.constants(self.phi, self.slots)[0] != 1
         return given, torch.float32 if slow or overflows else given
 
     def _check(self, x: Tensor) -> None:
@@ -136,11 +135,11 @@ class _Pointwise(torch.autograd.Function):
         def step(scores: Tensor, grad_weights: Tensor) -> tuple[Tensor, Tensor]:
             return h.value(scores), grad_weights.mul_(h.derivative(scores))
 
-        return *_gradients(x, keys, values, grad, block, shift, step), None, None, None
+        return *_gradients(x, keys, values, grad, block=block, shift=shift, step=step), None, None, None
 
 
 class _Softmax(torch.autograd.Function):
-    """softmax(x·Kᵀ)·V in blocks of slots: a running maximum and sum, and what was found rescaled as they change."""
+    """softmax(x·Kᵀ)·V in blocks of slots: a running maximum and sum, and the result rescaled as they change."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, keys: Tensor, values: Tensor, block: int) -> Tensor:
@@ -173,7 +172,7 @@ class _Softmax(torch.autograd.Function):
             weights = scores.sub_(highest).exp_().div_(total)
             return weights, grad_weights.sub_(mean).mul_(weights)
 
-        return *_gradients(x, keys, values, grad, ctx.block, 0.0, step), None
+        return *_gradients(x, keys, values, grad, block=ctx.block, shift=0.0, step=step), None
 
 
 def _gradients(
@@ -181,11 +180,12 @@ def _gradients(
     keys: Tensor,
     values: Tensor,
     grad: Tensor,
+    *,
     block: int,
     shift: float,
     step: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x, keys and values, from blocks of scores computed again.
+    """Return the gradients of x, keys and values, from blocks of scores computed again.
 
     step: makes the weights and the gradients of the scores out of the scores and the gradients of the weights.
     """
@@ -195,8 +195,8 @@ def _gradients(
     for start in range(0, len(keys), block):
         part = slice(start, start + block)
         key, value = keys[part], values[part]
-        found = step(_scores(x, key, shift), (grad @ value.T).to(wide(x)))
-        weights, grad_scores = (each.to(x.dtype) for each in found)
+        both = step(_scores(x, key, shift), (grad @ value.T).to(wide(x)))
+        weights, grad_scores = (each.to(x.dtype) for each in both)
         torch.mm(weights.T, grad, out=grad_values[part])
         torch.mm(grad_scores.T, x, out=grad_keys[part])
         _add_product(grad_x, grad_scores, key)
@@ -206,11 +206,11 @@ def _gradients(
 def _with_graph(
     x: Tensor, keys: Tensor, values: Tensor, grad: Tensor, activation: str, shift: float
 ) -> list[Tensor | None]:
-    """The gradients of x, keys and values, to be differentiated again (create_graph=True): all weights at once."""
+    """Return gradients of x, keys and values that have gradients (create_graph=True): all weights at once."""
     inputs = (x, keys, values)
     wanted = [each for each in inputs if each.requires_grad]
-    found = iter(torch.autograd.grad(_at_once(*inputs, activation, shift), wanted, grad, create_graph=True))
-    return [next(found) if each.requires_grad else None for each in inputs]
+    grads = iter(torch.autograd.grad(_at_once(*inputs, activation, shift), wanted, grad, create_graph=True))
+    return [next(grads) if each.requires_grad else None for each in inputs]
 
 
 def _at_once(x: Tensor, keys: Tensor, values: Tensor, activation: str, shift: float) -> Tensor:
@@ -223,7 +223,7 @@ def _weights(x: Tensor, keys: Tensor, activation: str, shift: float) -> Tensor:
 
 
 def _transformed() -> bool:
-    """Whether torch.func transforms this call: it takes plain operations, and so all weights at once."""
+    """Return whether torch.func transforms this call: it takes plain operations, and so all weights at once."""
     return torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
 
 
@@ -237,10 +237,3 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.addmm_(left, right)
     else:  # half precision, of which the sum is kept in float32
         total += left @ right
-
-
-def _constants(phi: Phi, slots: int) -> tuple[float, float]:
-    """The factor gain · L^-alpha and the shift of a pointwise φ, whose L is the number of slots if not a fixed one."""
-    length = phi.length if isinstance(phi.length, int) else slots
-    shift = -math.log(length) if phi.shift == MINUS_LOG_L else phi.shift
-    return phi.gain * length**-phi.alpha, float(shift)

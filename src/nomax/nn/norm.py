@@ -1,4 +1,4 @@
-"""ReLA's norm of attention that has no length factor."""
+"""ReLA's norm, for attention without a length factor."""
 
 import math
 

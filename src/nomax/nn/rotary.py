@@ -7,7 +7,7 @@ BASE = 10_000.0
 
 
 def angles(first: int, positions: int, dimension: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The cosines and sines [positions, dimension / 2] of the angles from position `first` on, in at least float32."""
+    """Return cosines and sines [positions, dimension / 2] of the angles from position `first` on, at least float32."""
     # In half precision, positions from 257 on would share their angles with others.
     dtype = torch.promote_types(like.dtype, torch.float32)
     position = torch.arange(first, first + positions, dtype=dtype, device=like.device)

@@ -6,18 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nomax.ops import backends, cpu, softmax, visible
-from nomax.ops.inputs import (
-    are_nested,
-    canonical,
-    canonical_mask,
-    check_numbers,
-    check_offsets,
-    check_tensors,
-    packed,
-)
+from nomax.ops import backends, cpu, row_maps
+from nomax.ops.arguments import are_nested, canonical, canonical_packed, packed
+from nomax.ops.length import visible_keys
 from nomax.ops.rows import Rows
 from nomax.phi import SOFTMAX, Phi
+
+__all__ = ["attention", "varlen_attention", "visible_keys"]
 
 
 @overload
@@ -92,18 +87,18 @@ def attention(
         return _jagged(result[0], bounds, query.dim()), Rows(*(_jagged(x, bounds, query.dim()) for x in result[1]))
 
     phi = Phi.parse(phi)
-    check_numbers(dropout_p, scale)
     backends.check(phi, backend, return_rows)
-    q, k, v, leading = canonical(query, key, value, enable_gqa)
-    mask, diagonal = canonical_mask(attn_mask, is_causal, q, k, leading)
-
+    problem, leading = canonical(
+        query, key, value, attn_mask, is_causal, enable_gqa,
+        activation=phi.activation, scale=scale, dropout=dropout_p, rows=return_rows,
+    )  # fmt: skip
     if phi.activation == SOFTMAX:
         out = F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
-        rows = softmax.rows(softmax.weights(SOFTMAX, q, k, mask, diagonal, scale)) if return_rows else None
+        rows = row_maps.rows(problem) if return_rows else None
     else:
-        out, rows = backends.run(backend, q, k, v, mask, diagonal, None, None, phi, dropout_p, scale, return_rows)
+        out, rows = backends.run(phi, problem, backend)
         if leading is not None:
             out = out.reshape(*leading, *out.shape[-2:])
     if rows is not None and leading is not None:
@@ -167,47 +162,17 @@ def varlen_attention(
     The result is [positions, heads, head dimension of value]; rows are [positions, heads].
     """
     phi = Phi.parse(phi)
-    check_numbers(dropout_p, scale)
     backends.check(phi, backend, return_rows)
-    check_tensors(query, key, value, rank=3)
-    check_offsets("cu_seqlens_q", cu_seqlens_q, query.shape[0], "query")
-    check_offsets("cu_seqlens_k", cu_seqlens_k, key.shape[0], "key")
-    if cu_seqlens_q.shape != cu_seqlens_k.shape:
-        raise ValueError(
-            "cu_seqlens_q and cu_seqlens_k must describe the same number of sequences, got "
-            f"{len(cu_seqlens_q) - 1} and {len(cu_seqlens_k) - 1}."
-        )
-    q, k, v = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))
-    q, k, v, _ = canonical(q, k, v, enable_gqa)
-    diagonal = 0 if is_causal else None
-    out, rows = backends.run(
-        backend, q, k, v, None, diagonal, cu_seqlens_q, cu_seqlens_k, phi, dropout_p, scale, return_rows
-    )
+    problem = canonical_packed(
+        query, key, value, cu_seqlens_q, cu_seqlens_k, is_causal=is_causal, enable_gqa=enable_gqa,
+        activation=phi.activation, scale=scale, dropout=dropout_p, rows=return_rows,
+    )  # fmt: skip
+    out, rows = backends.run(phi, problem, backend)
     out = out[0].transpose(0, 1)
     return out if rows is None else (out, Rows(*(row[0].transpose(0, 1) for row in rows)))
 
 
 def _jagged(x: Tensor, offsets: Tensor, rank: int) -> Tensor:
-    """[all positions, heads, ...] as a jagged [batch, heads, positions, ...], or without heads for a rank of 3."""
+    """Turn [all positions, heads, ...] into jagged [batch, heads, positions, ...], without heads for a rank of 3."""
     nested = torch.nested.nested_tensor_from_jagged(x, offsets)
     return nested.transpose(1, 2) if rank == 4 else nested.squeeze(2)
-
-
-def visible_keys(
-    query: Tensor, key: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, enable_gqa: bool = False
-) -> Tensor:
-    """Count the keys that each query may see: the L of "relu/L", for a model that learns its own power or gain of it.
-
-    The counts are int64 and broadcast to the result's [..., heads, queries]; a mask that is the same for all heads or
-    queries gives counts of size 1 there. To scale every row by a learned power of L, with h alone as φ:
-
-        out = attention(q, k, v, mask, phi="relu") * visible_keys(q, k, mask).clamp(min=1).unsqueeze(-1) ** -alpha
-    """
-    q, k, _, leading = canonical(query, key, key, enable_gqa)
-    mask, diagonal = canonical_mask(attn_mask, is_causal, q, k, leading)
-    n = visible.count(q, k, mask, diagonal)
-    leading = (*q.shape[:2],) if leading is None else leading
-    if not isinstance(n, Tensor):
-        return torch.full((1,) * (len(leading) + 1), n, device=q.device)
-    batch = leading[:-1] if n.shape[0] != 1 else (1,) * len(leading[:-1])
-    return n.long().reshape(*batch, *n.shape[1:]) if leading else n.long().reshape(n.shape[2])

@@ -1,18 +1,21 @@
-"""The implementations of the operation, the choice between them, and the call."""
+"""The implementations of the operation, the choice between them, the call, and `explain`, which says it in words."""
 
 import warnings
-from difflib import get_close_matches
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from nomax.ops import cpu, reference, scaling, softmax
+from nomax._files import did_you_mean
+from nomax.ops import cpu, length, reference, row_maps
+from nomax.ops.arguments import canonical
 from nomax.ops.build import BuildError
-from nomax.ops.inputs import check_rows
+from nomax.ops.problem import Problem
 from nomax.ops.rows import Rows, from_sums
-from nomax.phi import ROW_MAPS, Phi
+from nomax.phi import ACTIVATIONS, MINUS_LOG_L, ROW_MAPS, SOFTMAX, Phi
 
+# Each has attend(problem), and all but the reference unsupported(problem), the reasons why they cannot serve it.
 BACKENDS: dict[str, ModuleType] = {"reference": reference, "cpu": cpu}
 LARGE = 2**26  # bytes of a matrix of weights that is worth a warning
 
@@ -21,149 +24,207 @@ _build_error: BuildError | None = None
 _warned_of_matrix = False
 
 
-def run(
-    backend: str | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    diagonal: int | None,
-    query_offsets: Tensor | None,
-    key_offsets: Tensor | None,
-    phi: Phi,
-    dropout_p: float,
-    scale: float | None,
-    return_rows: bool,
-) -> tuple[Tensor, Rows | None]:
-    """Run φ on canonical inputs, on the backend asked for or the best one."""
+def check(phi: Phi, backend: str | None, return_rows: bool) -> None:
+    """Check that φ allows what is asked for."""
+    if phi.activation in ROW_MAPS:
+        if backend is not None:
+            raise ValueError(
+                f'backend={backend!r} does not apply to phi="{phi}", which runs on '
+                f"{row_maps.runs_on(phi.activation)}. Leave backend=None."
+            )
+    elif return_rows and (phi.gain < 0 or not ACTIVATIONS[phi.activation].nonnegative):
+        allowed = ", ".join(name for name, activation in ACTIVATIONS.items() if activation.nonnegative)
+        raise ValueError(
+            f"return_rows=True needs weights that are never negative, to have an entropy; phi={str(phi)!r} can make "
+            f"negative ones. Use one of {allowed}, with a gain of at least 0."
+        )
+
+
+def run(phi: Phi, problem: Problem, backend: str | None) -> tuple[Tensor, Rows | None]:
+    """Give the problem φ's factors, and run it on the backend asked for or the best one."""
     if not torch.compiler.is_compiling() and torch._C._is_tracing():
         raise RuntimeError(
             f"nomax.attention with phi={str(phi)!r} cannot be traced: torch.jit.trace would keep the sizes of its "
             "example, and φ's L with them. Use torch.export.export or torch.compile, which leave the length open."
         )
-    if phi.activation in ROW_MAPS:
-        return softmax.attend(
-            phi.activation,
-            query,
-            key,
-            value,
-            mask,
-            diagonal,
-            query_offsets,
-            key_offsets,
-            dropout_p,
-            scale,
-            return_rows,
-        )
-    chosen = choose(backend, query, key, value, mask)
-    if backend is None and chosen == "reference" and not (query.is_cpu or query.is_meta):
-        _warn_of_matrix(query, key)
-    gain, shift, row_gain, row_shift = scaling.factors(phi, query, key, mask, diagonal, query_offsets, key_offsets)
-    # Drawn from PyTorch's CPU generator whatever the device, so that torch.manual_seed fixes it on every backend.
-    seed = torch.randint(2**63 - 1, (), device="cpu") if dropout_p > 0 else None
-
+    if problem.activation in ROW_MAPS:
+        return row_maps.attend(problem)
+    chosen = choose(backend, problem)
+    if backend is None and chosen == "reference" and not (problem.query.is_cpu or problem.query.is_meta):
+        _warn_of_matrix(problem)
+    problem = length.scaled(phi, problem)
+    if problem.dropout > 0:
+        # Drawn from PyTorch's CPU generator whatever the device, so that torch.manual_seed fixes it on every backend.
+        problem = replace(problem, seed=torch.randint(2**63 - 1, (), device="cpu"))
     try:
-        out, row_sum, row_log = BACKENDS[chosen].attend(
-            query,
-            key,
-            value,
-            mask,
-            row_gain,
-            row_shift,
-            seed,
-            query_offsets,
-            key_offsets,
-            activation=phi.activation,
-            scale=scaling.default_scale(query) if scale is None else scale,
-            gain=gain,
-            shift=shift,
-            diagonal=diagonal,
-            dropout=dropout_p,
-            rows=return_rows,
-        )
+        out, row_sum, row_log = BACKENDS[chosen].attend(problem)
     except BuildError as error:
         if backend is not None:
             raise
         _warn_once(error)
-        return run(
-            "reference",
-            query,
-            key,
-            value,
-            mask,
-            diagonal,
-            query_offsets,
-            key_offsets,
-            phi,
-            dropout_p,
-            scale,
-            return_rows,
-        )
-    return out, from_sums(row_sum, row_log, gain if row_gain is None else row_gain) if return_rows else None
+        out, row_sum, row_log = reference.attend(problem)
+    if not problem.rows:
+        return out, None
+    return out, from_sums(row_sum, row_log, problem.gain if problem.row_gain is None else problem.row_gain)
 
 
-def check(phi: Phi, backend: str | None, return_rows: bool) -> None:
-    """Check what φ allows."""
-    if phi.activation not in ROW_MAPS:
-        if return_rows:
-            check_rows(phi)
-    elif backend is not None:
-        raise ValueError(
-            f'backend={backend!r} does not apply to phi="{phi}", which runs on {softmax.runs_on(phi.activation)}. '
-            "Leave backend=None."
-        )
-
-
-def choose(backend: str | None, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> str:
+def choose(backend: str | None, problem: Problem) -> str:
     """Return the name of the backend that will run: the fastest that can serve, or the one asked for."""
     if backend is None:
-        return "reference" if _build_error or cpu.unsupported(query, key, value, mask) else "cpu"
+        return "reference" if _build_error or cpu.unsupported(problem) else "cpu"
     if backend not in BACKENDS:
-        nearest = get_close_matches(str(backend).lower(), BACKENDS, n=1)
-        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-        raise ValueError(f"backend={backend!r} is unknown; {hint}Choose one of {', '.join(BACKENDS)}, or None.")
-    if backend == "cpu" and (reasons := cpu.unsupported(query, key, value, mask)):
         raise ValueError(
-            f"backend={backend!r} cannot serve these inputs:\n  {describe(query, key, value, mask)}\n"
+            f"backend={backend!r} is unknown{did_you_mean(backend, BACKENDS)} Choose one of {', '.join(BACKENDS)}, "
+            "or None."
+        )
+    if backend == "cpu" and (reasons := cpu.unsupported(problem)):
+        raise ValueError(
+            f"backend={backend!r} cannot serve these inputs:\n  {_describe(problem)}\n"
             + "".join(f"  - {reason}\n" for reason in reasons)
             + "Leave backend=None to let nomax choose."
         )
     return backend
 
 
-def reasons_against(
-    name: str, backend: str | None, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
-) -> list[str]:
-    """Why `choose` did not return `name`."""
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The backend that a call of `attention` would run, and why. Print it."""
+
+    backend: str  # "cpu" or "reference"; "torch" for softmax, "entmax" for sparsemax and entmax15
+    reasons: dict[str, list[str]]  # for each other backend, why it will not run
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def explain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    phi: str | Phi = "relu/L",
+    backend: str | None = None,
+    return_rows: bool = False,
+) -> Explanation:
+    """Say which backend `attention` would run for these arguments and why no other, what φ means here, and its memory.
+
+    Nothing is computed but the number of visible keys; what `attention` would refuse is refused here too.
+    """
+    phi = Phi.parse(phi)
+    check(phi, backend, return_rows)
+    problem, _ = canonical(
+        query, key, value, attn_mask, is_causal, enable_gqa,
+        activation=phi.activation, scale=scale, dropout=dropout_p, rows=return_rows,
+    )  # fmt: skip
+    if phi.activation in ROW_MAPS:
+        row_maps.row_map(phi.activation)  # says what is missing, if something is
+        chosen, runs_on = "torch" if phi.activation == SOFTMAX else "entmax", row_maps.runs_on(phi.activation)
+        reasons = {name: [f"{phi} is not pointwise"] for name in BACKENDS}
+    else:
+        chosen, reasons = _choice(backend, problem)
+        runs_on = f"the {chosen} backend" + (f", {cpu.instruction_set()} kernels" if chosen == "cpu" else "")
+
+    lines = {
+        "runs on": runs_on,
+        "computes": _formula(phi, problem),
+        "where": length.in_words(phi, problem),
+        "inputs": _describe(problem),
+        "memory": _memory(chosen, problem),
+        **{f"not {name}": "; ".join(why) for name, why in reasons.items()},
+    }
+    text = "\n".join(f"  {label:<{max(map(len, lines))}}  {line}" for label, line in lines.items())
+    return Explanation(chosen, reasons, f"nomax.attention with phi={str(phi)!r}\n{text}")
+
+
+def _choice(backend: str | None, problem: Problem) -> tuple[str, dict[str, list[str]]]:
+    """Return the backend that will run, and the reasons against the others."""
+    chosen = choose(backend, problem)
+    if chosen == "cpu":
+        try:
+            cpu.instruction_set()
+        except BuildError as error:
+            if backend is not None:
+                raise
+            return "reference", {"cpu": [str(error)]}
+    return chosen, {name: _reasons_against(name, backend, problem) for name in BACKENDS if name != chosen}
+
+
+def _reasons_against(name: str, backend: str | None, problem: Problem) -> list[str]:
+    """Return why `choose` did not return `name`."""
     if backend is not None:
         return [f"backend={backend!r} was asked for"]
     if name == "reference":
         return ["the cpu backend serves these inputs, faster"]
-    return ([str(_build_error)] if _build_error else []) + cpu.unsupported(query, key, value, mask)
+    return ([str(_build_error)] if _build_error else []) + cpu.unsupported(problem)
 
 
-def describe(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> str:
-    """The inputs in one line."""
-    named = {"query": query, "key": key, "value": value} | ({} if mask is None else {"mask": mask})
+def _describe(problem: Problem) -> str:
+    """Return the inputs in one line."""
+    query, mask = problem.query, problem.mask
+    named = {"query": query, "key": problem.key, "value": problem.value} | ({} if mask is None else {"mask": mask})
     shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in named.items())
     dtypes = str(query.dtype) + ("" if mask is None or mask.dtype == query.dtype else f" (mask {mask.dtype})")
     return f"{shapes}, {dtypes.replace('torch.', '')} on {query.device}"
 
 
-def _warn_of_matrix(query: Tensor, key: Tensor) -> None:
+def _formula(phi: Phi, problem: Problem) -> str:
+    bias = " + mask_ij" if problem.mask is not None and problem.mask.dtype.is_floating_point else ""
+    shift = " - log L" if phi.shift == MINUS_LOG_L else f" {phi.shift:+g}" if phi.shift else ""
+    score = f"{problem.scale:g}·q_i·k_j{bias}{shift}"
+    if phi.activation in ROW_MAPS:
+        return f"out_i = Σ_j {phi}_j({score})·v_j"
+    gain = "" if phi.gain == 1 else f"{phi.gain:g} · "
+    power = "" if phi.alpha == 0 else f"L^{-phi.alpha:g} · "
+    return f"out_i = {gain}{power}Σ_j {phi.activation}({score})·v_j"
+
+
+def _memory(chosen: str, problem: Problem) -> str:
+    shape, size = _matrix(problem)
+    dimension, value_dimension = problem.query.shape[3], problem.value.shape[3]
+    matrix = f"the {shape} matrix of weights, {_bytes(size)}"
+    if chosen in ("reference", "entmax"):
+        return f"holds {matrix}, two to three times, and keeps it for the backward pass"
+    if chosen == "torch":
+        return f"PyTorch decides whether to hold {matrix}"
+    # A forward task packs up to 512 queries and their sums, and 256 keys (twice) and values at a time.
+    tile = 4 * (512 * (dimension + value_dimension) + 256 * (2 * dimension + value_dimension))
+    return f"at most about {_bytes(tile)} per thread forwards, instead of {matrix}"
+
+
+def _matrix(problem: Problem) -> tuple[str, int]:
+    """Return the shape of the matrix of weights, in words, and its bytes: half precision is computed in float32."""
+    (batches, heads, queries, _), keys = problem.query.shape, problem.key.shape[2]
+    size = batches * heads * queries * keys * max(problem.query.element_size(), 4)
+    return f"{batches}×{heads}×{queries}×{keys}", size
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def _warn_of_matrix(problem: Problem) -> None:
     """Say once that there is no fused kernel for this device, as soon as that costs memory."""
     global _warned_of_matrix
     if _warned_of_matrix or torch.compiler.is_compiling():
         return
-    (batches, heads, queries, _), keys = query.shape, key.shape[2]
-    size = batches * heads * queries * keys * max(query.element_size(), 4)
+    shape, size = _matrix(problem)
     if size < LARGE:
         return
     _warned_of_matrix = True
     warnings.warn(
-        f"nomax has no fused kernel for {query.device.type} yet, so its reference backend runs, in plain PyTorch: it "
-        f"holds the whole {batches}×{heads}×{queries}×{keys} matrix of weights, {size:,} bytes, two to three times, "
-        "and keeps it for the backward pass. Attend to fewer queries at a time if that is too much, or pass "
+        f"nomax has no fused kernel for {problem.query.device.type} yet, so its reference backend runs, in plain "
+        f"PyTorch: it holds the whole {shape} matrix of weights, {size:,} bytes, two to three times, and keeps it for "
+        "the backward pass. Attend to fewer queries at a time if that is too much, or pass "
         'backend="reference" to accept it without this warning.',
         RuntimeWarning,
         stacklevel=4,

@@ -150,7 +150,7 @@ def _sha256(file: Path) -> str:
 
 
 def _flush(path: Path) -> None:
-    """See to it that a file, or the names in a folder, survive a power cut from here on."""
+    """Make a file, or the names in a folder, survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -159,7 +159,7 @@ def _flush(path: Path) -> None:
 
 
 def _in_package() -> bool:
-    """Whether the package holds the library of its sources. It is trusted as the package is, but it may be damaged."""
+    """Return whether the package holds the library of its sources: trusted as the package is, but maybe damaged."""
     if not BINARY.exists() and not _record(BINARY).exists():
         return False
     try:
@@ -175,7 +175,7 @@ def _in_package() -> bool:
 
 
 def _is_intact(library: Path) -> bool:
-    """Whether a library of the cache is the one that was compiled, and nobody else can have written to it."""
+    """Return whether a library of the cache is the one that was compiled, and nobody else can have written to it."""
     try:
         files = [file.lstat() for file in (library, _record(library))]
         if not all(stat.S_ISREG(file.st_mode) and not _fault(file) for file in files):
@@ -213,7 +213,7 @@ def _refuse_shared(folder: Path) -> None:
 
 
 def _fault(status: os.stat_result) -> str:
-    """What keeps a file or folder from being trusted: an owner other than the user or root, or others who can write."""
+    """Say why a file or folder cannot be trusted: an owner other than the user or root, or others who can write."""
     if not hasattr(os, "geteuid"):  # Windows, where permissions are kept elsewhere
         return ""
     if status.st_uid not in (os.geteuid(), 0):
@@ -224,7 +224,7 @@ def _fault(status: os.stat_result) -> str:
 
 
 def _is_own_group(group: int) -> bool:
-    """Whether a group has no member but the user or root: with such groups a umask of 002 is usual, and harmless."""
+    """Return whether a group has no member but the user or root: there a umask of 002 is usual, and harmless."""
     import grp
     import pwd
 

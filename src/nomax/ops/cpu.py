@@ -1,20 +1,33 @@
-"""The CPU backend: the operation on fused C++ kernels that never hold more than a tile of the weights."""
+"""The CPU backend: fused C++ kernels that never hold more than a tile of the weights, and their operators in torch.
+
+The operators come into being when the compiled library is loaded, which happens at the first use and not at import.
+"""
 
 from functools import lru_cache
+from threading import Lock
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import register_flop_formula
 
-from nomax.ops import operators
+from nomax.ops import length
+from nomax.ops.build import BuildError, library
+from nomax.ops.problem import Problem
 from nomax.phi import ACTIVATIONS, Phi
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
 
+# torch.ops.nomax.attend_forward once it is loaded: a tiny call would notice the time it takes to look it up.
+attend_forward: Any = None
+_loaded = False
+_lock = Lock()
 
-def unsupported(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> list[str]:
-    """The reasons why these inputs cannot be served here; none means they can."""
+
+def unsupported(problem: Problem) -> list[str]:
+    """Return the reasons why this problem cannot be served here; none means it can."""
     reasons = []
     if torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling():
         kinds = {str(level.key()) for level in torch._C._functorch.get_interpreter_stack() or ()}
@@ -22,55 +35,26 @@ def unsupported(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) 
             reasons.append("torch.func.grad and its kin work on the reference backend only (vmap works here)")
     if forward_ad._current_level >= 0:
         reasons.append("forward-mode derivatives work on the reference backend only")
-    for name, x in (("query", query), ("attn_mask", mask)):
+    for name, x in (("query", problem.query), ("attn_mask", problem.mask)):
         if x is not None and not x.is_cpu:
             reasons.append(f"{name} is on {x.device}, but the kernels run on the CPU")
         if x is not None and x.dtype not in DTYPES and x.dtype != torch.bool:
             reasons.append(f"{name} is {str(x.dtype)[6:]}, but the kernels take float32, bfloat16 and float16")
+    if problem.dropout > 0 and problem.origin != (0, 0, 0):
+        reasons.append("dropout in a part of a larger problem works on the reference backend only")
     return reasons
 
 
-def instruction_set() -> str:
-    """The instruction set that the kernels use on this machine; the environment variable NOMAX_ISA forces one."""
-    operators.load()
-    return str(torch.ops.nomax.isa())
-
-
-def instruction_sets() -> list[str]:
-    """All instruction sets that the kernels can use on this machine, best first."""
-    operators.load()
-    return str(torch.ops.nomax.isas()).split(",")
-
-
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    row_gain: Tensor | None,
-    row_shift: Tensor | None,
-    seed: Tensor | None,
-    query_offsets: Tensor | None,
-    key_offsets: Tensor | None,
-    *,
-    activation: str,
-    scale: float,
-    gain: float,
-    shift: float,
-    diagonal: int | None,
-    dropout: float,
-    rows: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return gain_i · Σ_j h(q_i·k_j·scale + bias_ij + shift_i)·v_j and, if asked for, each row's Σh and Σ h·log h."""
-    operators.load()
-    if (
-        activation == "identity"
-        and (mask is None and diagonal is None and query_offsets is None and row_shift is None)
-        and (shift == 0 and dropout == 0 and not rows)
-    ):
+def attend(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what the reference returns: the outputs and, if problem.rows, each row's Σh and Σ h·log h."""
+    load()
+    query, key, value, mask = problem.query, problem.key, problem.value, problem.mask
+    if _is_linear(problem):
         # Without a mask all rows have one factor, also where it is a tensor because a length is kept open.
-        out = torch.ops.nomax.attend_linear(query, key, value, scale * gain if row_gain is None else scale, row_gain)
+        factor = problem.scale * problem.gain if problem.row_gain is None else problem.scale
+        out = torch.ops.nomax.attend_linear(query, key, value, factor, problem.row_gain)
         return out, out, out
+    query_offsets, key_offsets = problem.query_offsets, problem.key_offsets
     if query_offsets is not None and key_offsets is not None:
         query_offsets, key_offsets = query_offsets.long().contiguous(), key_offsets.long().contiguous()
     differentiable = torch.is_grad_enabled() and (
@@ -78,21 +62,32 @@ def attend(
     )
     operator = torch.ops.nomax.attend if differentiable else torch.ops.nomax.attend_forward
     out, statistics = operator(
-        query, key, value, mask, row_gain, row_shift, seed, query_offsets, key_offsets,
-        CODES[activation], scale, gain, shift, diagonal, dropout, rows,
+        query, key, value, mask, problem.row_gain, problem.row_shift, problem.seed, query_offsets, key_offsets,
+        CODES[problem.activation], problem.scale, problem.gain, problem.shift, problem.diagonal, problem.dropout,
+        problem.rows,
     )  # fmt: skip
-    return (out, *statistics.unbind(0)) if rows else (out, statistics, statistics)
+    return (out, *statistics.unbind(0)) if problem.rows else (out, statistics, statistics)
+
+
+def _is_linear(problem: Problem) -> bool:
+    """Return whether the weights are the scores themselves, so that q(kᵀv) spares all of them."""
+    return (
+        problem.activation == "identity"
+        and (problem.mask is None and problem.diagonal is None and problem.query_offsets is None)
+        and (problem.row_shift is None and problem.shift == 0 and problem.dropout == 0 and not problem.rows)
+    )
 
 
 def attend_plainly(query: Tensor, key: Tensor, value: Tensor, phi: str | Phi) -> Tensor | None:
-    """The plainest call by the shortest way; None if there is anything special about it, or wrong with it.
+    """Answer the plainest call by the shortest way; return None if anything is special about it, or wrong with it.
 
-    A tiny call takes a few microseconds, and the general way would spend more on questions than on the answer.
+    A tiny call takes a few microseconds, and the general way would spend more on questions than on the answer. So no
+    `Problem` is made here.
     """
     if (
         not (type(query) is type(key) is type(value) is Tensor and isinstance(phi, str | Phi))
         or torch.compiler.is_compiling()
-        or operators.attend_forward is None
+        or attend_forward is None
         or torch.is_autocast_enabled("cpu")
         or (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))
         or torch._C._are_functorch_transforms_active()
@@ -102,24 +97,232 @@ def attend_plainly(query: Tensor, key: Tensor, value: Tensor, phi: str | Phi) ->
         or not (query.dim() == key.dim() == value.dim() == 4)
     ):
         return None
-    activation, alpha, gain, shift, fixed_length = _constants(phi)
     try:
         shape, key_shape = query.shape, key.shape
-        if activation is None or not (shape[1] == key_shape[1] and shape[3] and key_shape[2]):
+        code, gain, shift = _constants(phi, key_shape[2])
+        if code is None or not (shape[1] == key_shape[1] and shape[3] and key_shape[2]):
             return None
-        factor = gain * (fixed_length or key_shape[2]) ** -alpha
-        return operators.attend_forward(
+        return attend_forward(
             query, key, value, None, None, None, None, None, None,
-            activation, shape[3] ** -0.5, factor, shift, None, 0.0, False,
+            code, shape[3] ** -0.5, gain, shift, None, 0.0, False,
         )[0]  # fmt: skip
-    except (RuntimeError, OverflowError):
+    except (RuntimeError, ValueError):
         return None  # the general way finds out what is wrong, and says it in words
 
 
-@lru_cache(maxsize=1024)
-def _constants(phi: str | Phi) -> tuple[int | None, float, float, float, int]:
-    """The code of the activation (None: not a plain one), α, the gain, the shift, and L if it is fixed, else 0."""
+@lru_cache(maxsize=2**14)  # decoding asks for one length after the other
+def _constants(phi: str | Phi, keys: int) -> tuple[int | None, float, float]:
+    """Return the code of the activation (None: not a plain one), gain · L^-alpha and the shift."""
     phi = Phi.parse(phi)
-    if phi.activation not in CODES or phi.activation == "identity" or isinstance(phi.shift, str):
-        return None, 0, 0, 0, 0
-    return CODES[phi.activation], phi.alpha, phi.gain, phi.shift, phi.length if isinstance(phi.length, int) else 0
+    if phi.activation not in CODES or phi.activation == "identity":
+        return None, 0.0, 0.0
+    return CODES[phi.activation], *length.constants(phi, keys)
+
+
+def instruction_set() -> str:
+    """Return the instruction set that the kernels use here; the environment variable NOMAX_ISA forces one."""
+    load()
+    return str(torch.ops.nomax.isa())
+
+
+def instruction_sets() -> list[str]:
+    """Return all instruction sets that the kernels can use on this machine, best first."""
+    load()
+    return str(torch.ops.nomax.isas()).split(",")
+
+
+def load() -> None:
+    """Load the compiled library and tell torch all about its operators, which from then on are torch.ops.nomax."""
+    global _loaded, attend_forward
+    if _loaded:
+        return
+    with _lock:
+        if not _loaded:
+            _register()
+            attend_forward = torch.ops.nomax.attend_forward.default
+            _loaded = True
+
+
+# Under torch.compile: run it while tracing, do not trace it. (What torch.compiler.assume_constant_result does, without
+# the second that importing torch._dynamo takes.)
+load._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _register() -> None:
+    path = library()
+    try:
+        torch.ops.load_library(path)
+    except OSError as error:
+        raise BuildError(
+            f"nomax cannot load its compiled CPU kernels, {path}: {error.__cause__ or error}. "
+            f"Delete {path.parent} to have them compiled again on this machine."
+        ) from error
+    vars(torch.ops).pop("nomax", None)  # what stood there to call us, see nomax/__init__.py
+    operators = torch.ops.nomax
+    for name in ("attend", "attend_forward"):
+        torch.library.register_fake(f"nomax::{name}", _shapes)
+        torch.library.register_vmap(f"nomax::{name}", _vmap(getattr(operators, name), (0, 1)))
+        register_flop_formula(getattr(operators, name), get_raw=False)(_flops)
+    torch.library.register_autograd("nomax::attend", _backward, setup_context=_save)
+    torch.library.register_fake("nomax::attend_backward", _shapes_backward)
+    torch.library.register_autograd("nomax::attend_backward", _refuse, setup_context=_save_nothing)
+    torch.library.register_vmap("nomax::attend_backward", _vmap(operators.attend_backward, (0, 0, 0, 0), before=2))
+    register_flop_formula(operators.attend_backward, get_raw=False)(_flops_backward)
+    torch.library.register_fake("nomax::attend_linear", _shapes_linear)
+    torch.library.register_autograd("nomax::attend_linear", _backward_linear, setup_context=_save_linear)
+    torch.library.register_vmap("nomax::attend_linear", _vmap_linear)
+    register_flop_formula(operators.attend_linear, get_raw=False)(_flops_linear)
+    torch.library.register_fake("nomax::gelu", lambda x, bias, tanh: torch.empty_like(x))
+    torch.library.register_fake("nomax::gelu_", lambda x, bias, tanh: None)
+    torch.library.register_fake("nomax::gelu_backward", lambda grad, x, bias, tanh: torch.empty_like(x))
+
+
+class Arguments(NamedTuple):
+    """The arguments of `attend`, in the order of the schema in csrc/binding.cpp. torch hands them over as a tuple.
+
+    `attend_backward` has the gradients of the output and of the statistics before them, and `last` says whether the
+    gradient of the bias is wanted.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    row_gain: Tensor | None
+    row_shift: Tensor | None
+    seed: Tensor | None
+    query_offsets: Tensor | None
+    key_offsets: Tensor | None
+    activation: int
+    scale: float
+    gain: float
+    shift: float
+    diagonal: int | None
+    dropout: float
+    last: bool  # rows, if forward
+
+
+TENSORS = Arguments._fields.index("activation")  # as many of them are tensors
+MASK = Arguments._fields.index("mask")
+
+
+def _shapes(*inputs: Any) -> tuple[Tensor, Tensor]:
+    call = Arguments(*inputs)
+    batch, heads, queries, _ = call.query.shape
+    statistics = call.query.new_empty(2 if call.last else 0, batch, heads, queries, dtype=torch.float32)
+    return _shapes_linear(*inputs[:3]), statistics
+
+
+def _shapes_backward(grad: Tensor, grad_statistics: Tensor | None, *inputs: Any) -> tuple[Tensor, ...]:
+    call = Arguments(*inputs)
+    shape = call.mask.shape if call.last and call.mask is not None else (0,)
+    bias = call.query.new_empty(shape, dtype=torch.float32)
+    return torch.empty_like(call.query), torch.empty_like(call.key), torch.empty_like(call.value), bias
+
+
+def _shapes_linear(query: Tensor, key: Tensor, value: Tensor, *factors: Any) -> Tensor:
+    # Heads next to each other, as F.scaled_dot_product_attention has it: what joins them afterwards is a view.
+    batch, heads, queries, _ = query.shape
+    return query.new_empty(batch, queries, heads, value.shape[-1]).transpose(1, 2)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs[:TENSORS])
+    ctx.settings, ctx.rows = inputs[TENSORS:-1], inputs[-1]
+
+
+def _backward(ctx: Any, grad: Tensor, grad_statistics: Tensor) -> tuple[Tensor | None, ...]:
+    tensors, bias_wanted = ctx.saved_tensors, ctx.needs_input_grad[MASK]
+    query, key, value, bias = torch.ops.nomax.attend_backward(
+        grad, grad_statistics.contiguous() if ctx.rows else None, *tensors, *ctx.settings, bias_wanted
+    )
+    unused = len(Arguments._fields) - MASK - 1
+    return query, key, value, bias.to(tensors[MASK].dtype) if bias_wanted else None, *(None,) * unused
+
+
+def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    pass
+
+
+def _refuse(ctx: Any, *grads: Tensor) -> None:
+    raise RuntimeError(
+        'the fused CPU kernels have no second derivative. Call attention(..., backend="reference"), which has.'
+    )
+
+
+def _save_linear(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    query, key, value, ctx.factor, gain = inputs
+    ctx.save_for_backward(query, key, value, gain)
+
+
+def _backward_linear(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Return the gradients of q(kᵀv), which are the same product with its parts in other places."""
+    query, key, value, gain = ctx.saved_tensors
+    linear, factors = torch.ops.nomax.attend_linear, (ctx.factor, gain)
+    group = (key.shape[1], query.shape[1] // max(key.shape[1], 1))
+    # Seen from a key, the rows of all the heads of its group are one long sequence.
+    queries, grads = (x.unflatten(1, group).flatten(2, 3) for x in (query, grad))
+    grad_key = linear(value, grads, queries, *factors)
+    grad_value = linear(key, queries, grads, *factors)
+    return linear(grad, value, key, *factors), grad_key, grad_value, None, None
+
+
+def _vmap(operator: Any, out_dims: tuple[int, ...], before: int = 0) -> Any:
+    """Return a vmap rule: the mapped dimension joins the batch; where that would change the meaning, call one by one.
+
+    before: how many arguments stand before `query`.
+    """
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
+        size, call = info.batch_size, Arguments(*inputs[before:])
+        bias_wanted = bool(before) and call.last
+        if call.dropout > 0 or call.key_offsets is not None or bias_wanted:
+            results = [
+                operator(*(x if d is None else x.select(d, i) for x, d in zip(inputs, in_dims, strict=True)))
+                for i in range(size)
+            ]
+            return tuple(torch.stack(parts) for parts in zip(*results, strict=True)), (0,) * len(out_dims)
+        query_dim = in_dims[before]
+        batch = call.query.shape[0] if query_dim is None else call.query.movedim(query_dim, 0).shape[1]
+        folded = []
+        for place, (x, dim) in enumerate(zip(inputs, in_dims, strict=True)):
+            if not isinstance(x, Tensor) or (dim is None and place >= before + MASK and x.shape[0] == 1):
+                folded.append(x)  # not a tensor, or one that is the same for the whole batch anyway
+                continue
+            x = x.movedim(dim, 0) if dim is not None else x.expand(size, *x.shape)
+            if before and place == 1:  # the gradients of the statistics, whose batch is their second dimension
+                folded.append(x.movedim(0, 1).flatten(1, 2).contiguous())
+            else:
+                folded.append(x.expand(size, batch, *x.shape[2:]).flatten(0, 1))
+        results = operator(*folded)
+        return tuple(
+            x if x.dim() == 1 else x.unflatten(dim, (size, batch)) for x, dim in zip(results, out_dims, strict=True)
+        ), tuple(None if x.dim() == 1 else dim for x, dim in zip(results, out_dims, strict=True))
+
+    return rule
+
+
+def _vmap_linear(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
+    query, key, value = (
+        (x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
+        for x, dim in zip(inputs[:3], in_dims[:3], strict=True)
+    )
+    out = torch.ops.nomax.attend_linear(query, key, value, *inputs[3:])
+    return out.unflatten(0, (info.batch_size, -1)), 0
+
+
+# The counter's convention: a multiply and an add are two, and what a mask would spare is not taken off.
+def _flops(query: Any, key: Any, value: Any, *rest: Any, **unused: Any) -> int:
+    batch, heads, queries, dim = query
+    return int(2 * batch * heads * queries * key[2] * (dim + value[3]))
+
+
+def _flops_backward(grad: Any, grad_statistics: Any, *inputs: Any, **unused: Any) -> int:
+    query, key, value = inputs[:3]
+    batch, heads, queries, dim = query
+    return int(2 * batch * heads * queries * key[2] * (3 * dim + 2 * value[3]))
+
+
+def _flops_linear(query: Any, key: Any, value: Any, *rest: Any, **unused: Any) -> int:
+    batch, heads, queries, dim = query
+    return int(2 * batch * dim * value[3] * (heads * queries + key[1] * key[2]))

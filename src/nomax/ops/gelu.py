@@ -7,9 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from nomax.ops import build, operators
+from nomax.ops import build, cpu
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SMALL = 4096  # numbers; below, the way to the kernel takes longer than the work
 
 _without_kernels = False
@@ -18,7 +17,7 @@ _without_kernels = False
 def gelu(
     x: Tensor, bias: Tensor | None = None, approximate: Literal["none", "tanh"] = "none", *, spent: bool = False
 ) -> Tensor:
-    """F.gelu(x + bias), computed by our kernels wherever they serve: on the CPU, eagerly, to the first derivative.
+    """Compute F.gelu(x + bias), by our kernels wherever they serve: on the CPU, eagerly, to the first derivative.
 
     bias: [x's last dimension], as a linear layer has it: adding it here saves that layer a pass over its result.
     spent: nobody needs x afterwards, so the result may take its place. (It does if no gradient is wanted.)
@@ -43,7 +42,7 @@ def _serves(x: Tensor) -> bool:
     return (
         type(x) is Tensor
         and x.is_cpu
-        and x.dtype in DTYPES
+        and x.dtype in cpu.DTYPES
         and x.numel() >= SMALL
         and not torch.compiler.is_compiling()  # a compiler fuses F.gelu with its neighbours
         and not torch._C._are_functorch_transforms_active()
@@ -56,7 +55,7 @@ def _loaded() -> bool:
     global _without_kernels
     if not _without_kernels:
         try:
-            operators.load()
+            cpu.load()
         except build.BuildError:  # attention says what is wrong; this is only slower
             _without_kernels = True
     return not _without_kernels

@@ -15,7 +15,7 @@ class Rows(NamedTuple):
 
     @property
     def normalized_entropy(self) -> Tensor:
-        """The entropy of a_ij / Σ_j a_ij, and zero where all weights are zero."""
+        """Return the entropy of a_ij / Σ_j a_ij, and zero where all weights are zero."""
         any_weight = self.sum > 0
         total = torch.where(any_weight, self.sum, 1)
         return torch.where(any_weight, self.entropy / total + total.log(), 0)

@@ -1,57 +1,98 @@
-"""Checks of the arguments of `attention`, with errors for people, and their one canonical form.
-
-    query [B, H, Lq, D]   key [B, Hk, Lk, D]   value [B, Hk, Lk, Dv]   mask: None, or each dimension 1 or [B, H, Lq, Lk]
+"""From the arguments of `attention` to a `Problem`: checks, with errors for people, and the one canonical form.
 
 The canonical form is made of views; only inputs with several leading dimensions that broadcast need a copy.
 """
 
 import math
 import sys
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
-from nomax.ops.visible import hidden
-from nomax.phi import ACTIVATIONS, Phi
+from nomax.ops.problem import Problem, autocasts, hidden
 
 
 def canonical(
-    query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
-) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...] | None]:
-    """Check query, key and value and bring them into canonical form.
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    enable_gqa: bool = False,
+    *,
+    activation: str = "relu",
+    scale: float | None = None,
+    dropout: float = 0.0,
+    rows: bool = False,
+) -> tuple[Problem, tuple[int, ...] | None]:
+    """Check the arguments of `attention` and return their problem, whose gain and shift are still to be set.
 
     Also return what comes before [Lq, Dv] in the shape of the result, or None where that is [B, H] already.
     """
-    if _are_usual(query, key, value):
-        return query, key, value, None
-    check_tensors(query, key, value)
-    device = query.device.type
-    if autocasts(device) and query.dtype != torch.float64:
-        query, key, value = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (query, key, value))
-    if query.dtype != key.dtype or query.dtype != value.dtype:
-        raise ValueError(
-            f"query, key and value must have one dtype, got {query.dtype}, {key.dtype} and {value.dtype}. "
-            "Convert them with .to(dtype), or run under torch.autocast."
-        )
-    batch = _batch(query, key, value)
-    heads, key_heads = _heads(query, key, value, enable_gqa)
-    leading = (*batch, heads) if max(query.dim(), key.dim(), value.dim()) > 2 else ()
-    query, key, value = (
-        _in_four(query, batch, heads),
-        _in_four(key, batch, key_heads),
-        _in_four(value, batch, key_heads),
+    _check_numbers(dropout, scale)
+    query, key, value, leading = _canonical_tensors(query, key, value, enable_gqa)
+    mask, diagonal = _canonical_mask(attn_mask, is_causal, query, key, leading)
+    problem = Problem(
+        query=query,
+        key=key,
+        value=value,
+        mask=mask,
+        diagonal=diagonal,
+        activation=activation,
+        scale=_default_scale(query) if scale is None else scale,
+        dropout=dropout,
+        rows=rows,
     )
-    return query, key, value, None if len(leading) == 2 else leading
+    return problem, leading
+
+
+def canonical_packed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *,
+    is_causal: bool,
+    enable_gqa: bool,
+    activation: str,
+    scale: float | None,
+    dropout: float,
+    rows: bool,
+) -> Problem:
+    """Check the arguments of `varlen_attention` and return their problem, whose gain and shift are still to be set."""
+    _check_numbers(dropout, scale)
+    _check_tensors(query, key, value, rank=3)
+    _check_offsets("cu_seqlens_q", cu_seqlens_q, query.shape[0], "query")
+    _check_offsets("cu_seqlens_k", cu_seqlens_k, key.shape[0], "key")
+    if cu_seqlens_q.shape != cu_seqlens_k.shape:
+        raise ValueError(
+            "cu_seqlens_q and cu_seqlens_k must describe the same number of sequences, got "
+            f"{len(cu_seqlens_q) - 1} and {len(cu_seqlens_k) - 1}."
+        )
+    query, key, value = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))
+    query, key, value, _ = _canonical_tensors(query, key, value, enable_gqa)
+    return Problem(
+        query=query,
+        key=key,
+        value=value,
+        diagonal=0 if is_causal else None,
+        query_offsets=cu_seqlens_q,
+        key_offsets=cu_seqlens_k,
+        activation=activation,
+        scale=_default_scale(query) if scale is None else scale,
+        dropout=dropout,
+        rows=rows,
+    )
 
 
 def are_nested(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether any of them is a nested tensor."""
+    """Return whether any of them is a nested tensor."""
     return any(isinstance(x, Tensor) and x.is_nested for x in (query, key, value))
 
 
 def packed(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None) -> list[tuple[Tensor, Tensor]]:
-    """Jagged [batch, heads, positions, dim] or [batch, positions, dim] as [all positions, heads, dim] and offsets."""
+    """Turn jagged [batch, (heads,) positions, dim] into [all positions, heads, dim] and offsets."""
     named = {"query": query, "key": key, "value": value}
     for name, x in named.items():
         if not isinstance(x, Tensor) or not x.is_nested:
@@ -87,7 +128,36 @@ def packed(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None) 
     return parts
 
 
-def canonical_mask(
+def _canonical_tensors(
+    query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
+) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...] | None]:
+    """Check query, key and value and bring them into canonical form.
+
+    Also return what comes before [Lq, Dv] in the shape of the result, or None where that is [B, H] already.
+    """
+    if _are_usual(query, key, value):
+        return query, key, value, None
+    _check_tensors(query, key, value)
+    device = query.device.type
+    if autocasts(device) and query.dtype != torch.float64:
+        query, key, value = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (query, key, value))
+    if query.dtype != key.dtype or query.dtype != value.dtype:
+        raise ValueError(
+            f"query, key and value must have one dtype, got {query.dtype}, {key.dtype} and {value.dtype}. "
+            "Convert them with .to(dtype), or run under torch.autocast."
+        )
+    batch = _batch(query, key, value)
+    heads, key_heads = _heads(query, key, value, enable_gqa)
+    leading = (*batch, heads) if max(query.dim(), key.dim(), value.dim()) > 2 else ()
+    query, key, value = (
+        _in_four(query, batch, heads),
+        _in_four(key, batch, key_heads),
+        _in_four(value, batch, key_heads),
+    )
+    return query, key, value, None if len(leading) == 2 else leading
+
+
+def _canonical_mask(
     attn_mask: Tensor | None, is_causal: bool, query: Tensor, key: Tensor, leading: tuple[int, ...] | None
 ) -> tuple[Tensor | None, int | None]:
     """Check the mask, and return it in canonical form with the diagonal of a causal one (j <= i + diagonal is seen)."""
@@ -101,7 +171,7 @@ def canonical_mask(
     queries, keys = query.shape[2], key.shape[2]
     if _is_causal_bias(attn_mask):
         return None, _diagonal_of(attn_mask, queries, keys)
-    check_mask(attn_mask, query)
+    _check_mask(attn_mask, query)
     mask = _mask_in_four(attn_mask, (*(query.shape[:2] if leading is None else leading), queries, keys))
     if mask.dtype not in (torch.bool, query.dtype) and autocasts(query.device.type):
         # Autocast converts the mask too. The minimum of one dtype need not be that of another, but -inf is -inf in all.
@@ -109,19 +179,8 @@ def canonical_mask(
     return mask, None
 
 
-def autocasts(device: str) -> bool:
-    # Asking for a device that autocast does not know, such as meta, is an error.
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-
-
-def as_it_is(tensor: Tensor) -> AbstractContextManager[object]:
-    """Products in the precision of their inputs, also under autocast."""
-    device = tensor.device.type
-    return torch.autocast(device, enabled=False) if autocasts(device) else nullcontext()
-
-
 def _are_usual(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether these are canonical already: the short way for the common call, whose checks would take longer."""
+    """Return whether these are canonical already: the short way for the common call, whose checks would take longer."""
     if not (type(query) is type(key) is type(value) is Tensor and query.dim() == 4):
         return False
     query_shape, key_shape, dtype = query.shape, key.shape, query.dtype
@@ -134,7 +193,7 @@ def _are_usual(query: Tensor, key: Tensor, value: Tensor) -> bool:
     )
 
 
-def check_tensors(query: Tensor, key: Tensor, value: Tensor, rank: int | None = None) -> None:
+def _check_tensors(query: Tensor, key: Tensor, value: Tensor, rank: int | None = None) -> None:
     """Check what the three tensors have in common, whatever their layout."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
@@ -172,24 +231,14 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor, rank: int | None = 
         )
 
 
-def check_rows(phi: Phi) -> None:
-    """Check that φ has rows to return: an entropy needs weights that are never negative."""
-    if phi.gain < 0 or not ACTIVATIONS[phi.activation].nonnegative:
-        allowed = ", ".join(name for name, activation in ACTIVATIONS.items() if activation.nonnegative)
-        raise ValueError(
-            f"return_rows=True needs weights that are never negative, to have an entropy; phi={str(phi)!r} can make "
-            f"negative ones. Use one of {allowed}, with a gain of at least 0."
-        )
-
-
-def check_numbers(dropout_p: float, scale: float | None) -> None:
+def _check_numbers(dropout_p: float, scale: float | None) -> None:
     if not 0 <= dropout_p <= 1:
         raise ValueError(f"dropout_p={dropout_p!r} must be a probability, from 0 to 1.")
     if scale is not None and not math.isfinite(scale):
         raise ValueError(f"scale={scale!r} must be a finite number, or None for 1/sqrt(head dimension).")
 
 
-def check_mask(mask: Tensor, query: Tensor) -> None:
+def _check_mask(mask: Tensor, query: Tensor) -> None:
     if not isinstance(mask, Tensor):
         raise TypeError(f"attn_mask must be a torch.Tensor or None, got a {type(mask).__name__}.")
     if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
@@ -203,7 +252,7 @@ def check_mask(mask: Tensor, query: Tensor) -> None:
         )
 
 
-def check_offsets(name: str, offsets: Tensor, total: int, tensor: str) -> None:
+def _check_offsets(name: str, offsets: Tensor, total: int, tensor: str) -> None:
     """Check the cumulative lengths of packed sequences, e.g. [0, 5, 5, 12] for lengths 5, 0 and 7."""
     if not isinstance(offsets, Tensor) or offsets.dim() != 1 or offsets.dtype not in (torch.int32, torch.int64):
         got = f"{offsets.dtype} {_shape(offsets)}" if isinstance(offsets, Tensor) else type(offsets).__name__
@@ -236,7 +285,7 @@ def _diagonal_of(bias: Tensor, queries: int, keys: int) -> int:
 
 
 def _batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
-    """The leading dimensions before the heads, broadcast."""
+    """Return the leading dimensions before the heads, broadcast."""
     batch = query.shape[:-3]
     if batch == key.shape[:-3] == value.shape[:-3]:
         return tuple(batch)
@@ -250,7 +299,7 @@ def _batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
 
 
 def _heads(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[int, int]:
-    """The number of query heads and of key heads, after broadcasting."""
+    """Return the number of query heads and of key heads, after broadcasting."""
     of_query, of_key, of_value = (tensor.shape[-3] if tensor.dim() > 2 else 1 for tensor in (query, key, value))
     counts = f"query has {of_query} heads, key {of_key} and value {of_value}"
     if enable_gqa:
@@ -293,3 +342,9 @@ def _mask_in_four(mask: Tensor, scores: tuple[int, ...]) -> Tensor:
 
 def _shape(tensor: Tensor) -> str:
     return str(list(tensor.shape))
+
+
+def _default_scale(query: Tensor) -> float:
+    """Return 1 / sqrt(head dimension), which keeps the scores of independent unit normals at unit variance."""
+    dimension: int = query.shape[3]
+    return dimension**-0.5 if dimension else 1.0

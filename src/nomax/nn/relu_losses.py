@@ -1,4 +1,4 @@
-"""ReLUFormer's φ, and its two penalties, which hold rows of weights near a sum of 1 and below an entropy."""
+"""ReLUFormer's φ, and its two losses, the penalties that keep rows of weights near a sum of 1 and below an entropy."""
 
 import math
 from typing import NamedTuple
