@@ -1,4 +1,4 @@
-"""Choose the icon sets whose images are test images: prints nomax.data.icons.TEST_SETS.
+"""Choose the icon sets whose images are test images: prints nomax.data.prepare.icons.TEST_SETS.
 
     python tools/choose_icon_test_sets.py iconify-json-2.2.535.tgz WORK_FOLDER
 
@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from nomax.data import icons
-from nomax.data.arrays import Job
+from nomax.data.prepare import icons
+from nomax.data.prepare.job import Job
 
 SHARE, LARGEST, SMALLEST = 0.08, 0.02, 100
 ALIKE, COPIED_SHARE, COPIED = 0.97, 0.1, 10

@@ -2,8 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Mapping
-from importlib import import_module
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nomax._files import did_you_mean
-from nomax.data import draws
-from nomax.data.arrays import is_prepared, open_prepared, read_meta
-from nomax.data.registry import ENTRIES, Entry, TextEntry, cache_folder
-from nomax.data.source import DataError, Source, part
-from nomax.data.text.entries import TEXTS
-from nomax.data.text.load import paths
+from nomax.data import randomness
+from nomax.data.registry import ENTRIES, TEXTS, Entry, cache_folder, entry
+from nomax.data.source import DataError, Source, is_prepared, open_prepared, part, read_meta
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def load(
@@ -27,7 +25,7 @@ def load(
     on_error: str = "raise",
     held_out: float = 0.0,
 ) -> Source:
-    """One split of a data set.
+    """Load one split of a data set.
 
     `name_or_path` is a name (`nomax data list` shows them); a folder of images (PATH/train/CLASS/…, or PATH/CLASS/…
     without splits); shards (a folder of .tar files, or a pattern such as "train-{000000..000009}.tar"); a folder that
@@ -46,11 +44,11 @@ def load(
     if on_error not in ("raise", "skip"):
         raise ValueError(f"on_error must be 'raise' or 'skip', not {on_error!r}.")
     if held_out:
-        return _cut(text, split, root, on_error, held_out)
+        return _hold_out(text, split, root, on_error, held_out)
     if text in ENTRIES:
         return _named(ENTRIES[text], split, root)
     if text.startswith(("hf:", "torchvision:")):
-        from nomax.data import hub
+        from nomax.data.images import hub
 
         kind, _, name = text.partition(":")
         if kind == "hf":
@@ -60,13 +58,13 @@ def load(
         raise ValueError(f"{text} is text, not images: nomax.data.text.load({text!r}) reads it.")
     path = Path(text).expanduser()
     if _is_shards(path):
-        from nomax.data.shards import ShardSource
+        from nomax.data.images.shards import ShardSource
 
         return ShardSource(str(path), split, on_error)
     if is_prepared(path):
         return open_prepared(path, split)
     if path.is_dir():
-        from nomax.data.folders import FolderSource
+        from nomax.data.images.folders import FolderSource
 
         return FolderSource(path, split, on_error)
     if path.is_file():
@@ -78,7 +76,7 @@ def load(
 
 
 def located(name_or_path: str) -> str:
-    """What `load` or text.load takes, so that it is found from every working directory: paths become absolute.
+    """Make a name or path that `load` or text.load takes valid in every working directory: paths become absolute.
 
     Names, "torchvision:NAME" and data sets of the hub stay as they are.
     """
@@ -87,9 +85,28 @@ def located(name_or_path: str) -> str:
     if name_or_path.startswith("hf:"):
         folder, mark, columns = name_or_path[3:].partition("#")
         return f"hf:{_absolute(folder)}{mark}{columns}" if Path(folder).is_dir() else name_or_path
-    halves = paths(name_or_path)  # of "FILE,FILE"
+    halves = paths_of(name_or_path)  # of "FILE,FILE"
     files = halves if all(Path(half).expanduser().is_file() for half in halves) else [name_or_path]
     return ",".join(map(_absolute, files))
+
+
+def paths_of(given: Paths) -> list[str]:
+    """Return a name or path as it is, and a pair of text files, "FILE,FILE", as two paths."""
+    if isinstance(given, str | os.PathLike):
+        text = os.fspath(given)
+        if text in TEXTS or Path(text).expanduser().exists():
+            return [text]
+        parts = text.split(",")
+        # A path may have commas itself: then it is cut where both sides are files.
+        pairs = [[",".join(parts[:place]), ",".join(parts[place:])] for place in range(1, len(parts))]
+        files = [pair for pair in pairs if all(Path(path).expanduser().is_file() for path in pair)]
+        return (files or [parts if len(parts) == 2 else [text]])[0]
+    several = [os.fspath(path) for path in given]
+    if len(several) not in (1, 2):
+        raise ValueError(
+            f"{len(several)} paths were given; one (a name, a folder or JSONL) or two (text files) are needed."
+        )
+    return several
 
 
 def _absolute(text: str) -> str:
@@ -99,29 +116,16 @@ def _absolute(text: str) -> str:
 
 
 def meta(name: str, root: Path | None = None) -> Mapping[str, Any]:
-    """What is known about a fetched data set: classes, splits, licence, packages, checksums, and its own particulars.
+    """Return the facts about a fetched data set: classes, splits, licence, packages, checksums, and its particulars.
 
-    Those of icons are "subset", the labels of the classes with at least 30 images, and "sets", their authors; those of
-    text "dropped", what was left out and why, and "rule", by which it was split.
+    The particulars of icons are "subset", the labels of the classes with at least 30 images, and "sets", their authors;
+    those of text are "dropped", what was left out and why, and "rule", by which it was split.
     """
-    return read_meta(_folder(entry(name), root))
+    return read_meta(entry(name).prepared_folder(root))
 
 
-def entry(name: str) -> Entry | TextEntry:
-    """The entry of a data set of images or of text."""
-    return ENTRIES.get(name) or TEXTS[known(name)]
-
-
-def known(name: str) -> str:
-    """The name, if there is a data set with it."""
-    if name not in ENTRIES and name not in TEXTS:
-        names = [*ENTRIES, *TEXTS]
-        raise ValueError(f"there is no data set {name!r}{did_you_mean(name, names)} There are {', '.join(names)}.")
-    return name
-
-
-def _cut(text: str, split: str, root: Path | None, on_error: str, share: float) -> Source:
-    """What a share holds out of the training images, or what it leaves."""
+def _hold_out(text: str, split: str, root: Path | None, on_error: str, share: float) -> Source:
+    """Return the held-out share of the training images (split "test"), or the rest (split "train")."""
     if not 0 < share < 1:
         raise ValueError(f"held_out is {share}; it must be a share of the images, above 0 and below 1.")
     if split not in ("train", "test"):
@@ -132,7 +136,7 @@ def _cut(text: str, split: str, root: Path | None, on_error: str, share: float) 
     except DataError:
         raise
     except (ValueError, FileNotFoundError):
-        chosen = _held_out(whole, share)
+        chosen = _is_held_out(whole, share)
     else:
         raise ValueError(f"{text} has a test split of its own: no share of its training images needs to be held out.")
     if not chosen.any():
@@ -140,36 +144,26 @@ def _cut(text: str, split: str, root: Path | None, on_error: str, share: float) 
     return part(whole, np.flatnonzero(chosen if split == "test" else ~chosen))
 
 
-def _held_out(source: Source, share: float) -> npt.NDArray[np.bool_]:
-    """Which images are held out: a hash of each decides, so that it stays where it is when others come."""
+def _is_held_out(source: Source, share: float) -> npt.NDArray[np.bool_]:
+    """Choose the held-out images: a hash of each decides, so that it stays where it is when others are added."""
     if key := getattr(source, "key", None):
         digests = b"".join(hashlib.sha256(os.fsencode(key(i))).digest()[:8] for i in range(len(source)))
         places = np.frombuffer(digests, ">u8") / 2.0**64
     else:
-        places = draws.uniform(0, draws.HELD_OUT, np.arange(len(source)))
+        places = randomness.uniform(0, randomness.HELD_OUT, np.arange(len(source)))
     last = np.full(len(source.classes), -1.0)
     np.maximum.at(last, source.labels, places)
-    found: npt.NDArray[np.bool_] = (places < share) & (places < last[source.labels])
-    return found
+    held_out: npt.NDArray[np.bool_] = (places < share) & (places < last[source.labels])
+    return held_out
 
 
 def _named(entry: Entry, split: str, root: Path | None) -> Source:
     if split not in entry.counts:
         raise ValueError(f"split {split!r}: {entry.name} has the splits {', '.join(entry.counts)}.")
     if entry.packages:
-        return open_prepared(_folder(entry, root), split)
-    source: Source = import_module(entry.reader).load(split)
+        return open_prepared(entry.prepared_folder(root), split)
+    source: Source = entry.read(split)
     return source
-
-
-def _folder(entry: Entry | TextEntry, root: Path | None) -> Path:
-    folder = (root or cache_folder()) / entry.name
-    if not entry.is_prepared(folder):
-        raise FileNotFoundError(
-            f"{entry.name} is not in {folder.parent} yet. To fetch it ({entry.download / 1e6:,.0f} MB): "
-            f"nomax data get {entry.name}"
-        )
-    return folder
 
 
 def _is_shards(path: Path) -> bool:

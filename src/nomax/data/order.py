@@ -1,4 +1,4 @@
-"""Which image is shown when: a pure function of seed and position, so that a run resumes from its step alone."""
+"""The order of images: a pure function of seed and position, so that a run resumes from its step alone."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -6,7 +6,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from nomax.data import draws
+from nomax.data import randomness
 
 Integers = npt.NDArray[np.int64]
 
@@ -23,9 +23,9 @@ class Order:
     """
 
     size: int
-    """Images of the source."""
+    """Number of images in the source."""
     batch_size: int
-    """Images of a step, over all ranks."""
+    """Images per step, over all ranks."""
     seed: int = 0
     shuffle: bool = True
     """Every epoch in another order; else in the order of the source."""
@@ -39,12 +39,12 @@ class Order:
                 raise ValueError(f"{name} is {value!r}; it must be an integer, at least {least}.")
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> tuple[Integers, Integers]:
-        """The positions and the indices of the images that this rank shows at this step."""
+        """Return the positions and the indices of the images that this rank shows at this step."""
         positions = self.positions(step, rank, world)
         return positions, self.indices(positions)
 
     def positions(self, step: int, rank: int = 0, world: int = 1) -> Integers:
-        """The positions of this rank's share of a step."""
+        """Return the positions of this rank's share of a step."""
         if step < 0 or not 0 <= rank < world:
             raise ValueError(f"step {step}, rank {rank} of {world}: steps and ranks count from 0, up to world - 1.")
         share, rest = divmod(self.batch_size, world)
@@ -57,18 +57,18 @@ class Order:
         return np.arange(start, start + share, dtype=np.int64)
 
     def indices(self, positions: Integers) -> Integers:
-        """Which image of the source is shown at each position."""
+        """Return the number of the image that is shown at each position."""
         epochs, places = np.divmod(positions, self.size)
         if not self.shuffle:
             return places
-        found = np.empty_like(places)
+        indices = np.empty_like(places)
         for epoch in np.unique(epochs):
             here = epochs == epoch
-            found[here] = self.epoch(int(epoch))[places[here]]
-        return found
+            indices[here] = self.epoch(int(epoch))[places[here]]
+        return indices
 
     def epoch(self, number: int) -> Integers:
-        """All images of an epoch, in the order in which they are shown."""
+        """Return all images of an epoch, in the order in which they are shown."""
         if not self.shuffle:
             return np.arange(self.size)
         return _permutation(self.size, self.seed, number, self.block)
@@ -77,11 +77,11 @@ class Order:
 # The last batch of an epoch needs two of them. Of 14 million images, each takes 112 MB.
 @lru_cache(maxsize=2)
 def _permutation(size: int, seed: int, epoch: int, block: int) -> Integers:
-    keys = draws.bits(seed, draws.ORDER, epoch, np.arange(size))  # all different
+    keys = randomness.bits(seed, randomness.ORDER, epoch, np.arange(size))  # all different
     if block == 1:
         shown = np.argsort(keys)
     else:
-        blocks = np.argsort(draws.bits(seed, draws.BLOCKS, epoch, np.arange(-(-size // block))))
+        blocks = np.argsort(randomness.bits(seed, randomness.BLOCKS, epoch, np.arange(-(-size // block))))
         shown = (blocks[:, None] * block + np.arange(block)).ravel()
         shown = shown[shown < size]  # the last block may be shorter
         for start in range(0, size, WINDOW * block):

@@ -1,11 +1,18 @@
 """The named data sets, as data: what each holds, where it comes from, and the checksums it must have."""
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from errno import EACCES, ENOTDIR
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
+
+from nomax._files import did_you_mean
+
+TEXT_SPLITS = ("train", "valid", "test")
 
 
 @dataclass(frozen=True)
@@ -21,22 +28,44 @@ class Package:
 
 
 class Named:
-    """What data sets of images and of text have in common."""
+    """The common base of data sets of images and of text."""
 
     name: str
     packages: tuple[Package, ...]
+    reader: str
+    requires: Mapping[str, str]
     made_with: str = ""
     files: ClassVar[tuple[str, ...]]
-    """What a prepared data set consists of, besides meta.json."""
+    """The files of a prepared data set, besides meta.json."""
 
     @property
     def download(self) -> int:
         """Bytes to download."""
         return sum(package.size for package in self.packages)
 
+    @property
+    def missing_requirements(self) -> list[str]:
+        """The Python packages that are required and not installed."""
+        return [package for module, package in self.requires.items() if find_spec(module) is None]
+
     def is_prepared(self, folder: Path) -> bool:
-        """Whether a folder holds the prepared data set."""
+        """Return whether a folder holds the prepared data set."""
         return (folder / "meta.json").is_file() and (folder / self.files[0]).is_file()
+
+    def prepared_folder(self, root: Path | None) -> Path:
+        """Return the folder of the prepared data set; if it is not there, FileNotFoundError says how to fetch it."""
+        folder = (root or cache_folder()) / self.name
+        if not self.is_prepared(folder):
+            raise FileNotFoundError(
+                f"{self.name} is not in {folder.parent} yet. To fetch it ({self.download / 1e6:,.0f} MB): "
+                f"nomax data get {self.name}"
+            )
+        return folder
+
+    def read(self, argument: Any) -> Any:
+        """Call the function that reads the data set: with a job where there are packages, else with a split."""
+        module, _, function = self.reader.partition(":")
+        return getattr(import_module(module), function)(argument)
 
 
 @dataclass(frozen=True)
@@ -51,32 +80,29 @@ class Entry(Named):
     """Images of each split."""
     classes: int
     shape: tuple[int, ...]
-    """Of one image: height, width, and 3 if it has colours."""
+    """The shape of one image: height, width, and 3 if it has colours."""
     licence: str
     reader: str
-    """The module that reads it: prepare(job) where there are packages to fetch, else load(split)."""
+    """MODULE:FUNCTION, which is called with a Job where there are packages to fetch, else with the split."""
     packages: tuple[Package, ...] = ()
     arrays: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of the prepared files."""
     requires: Mapping[str, str] = field(default_factory=dict)
     """Python modules that preparing (or, without packages, loading) needs, and the package that brings each."""
     made_with: str = ""
-    """Where drawings are rendered: the renderer and the kind of machine for which `arrays` holds to the bit."""
+    """For rendered drawings: the renderer and the kind of machine for which `arrays` holds to the bit."""
 
     @property
     def prepared(self) -> int:
         """Bytes of the prepared images."""
-        pixels = 1
-        for length in self.shape:
-            pixels *= length
-        return pixels * sum(self.counts.values())
+        return math.prod(self.shape) * sum(self.counts.values())
 
 
 @dataclass(frozen=True)
 class TextEntry(Named):
     """A data set of documents in two languages, with a name."""
 
-    files: ClassVar[tuple[str, ...]] = ("train.jsonl", "valid.jsonl", "test.jsonl")
+    files: ClassVar[tuple[str, ...]] = tuple(f"{split}.jsonl" for split in TEXT_SPLITS)
 
     name: str
     summary: str
@@ -87,7 +113,7 @@ class TextEntry(Named):
     """Documents of each split."""
     licence: str
     reader: str
-    """The module whose prepare(job) reads the packages."""
+    """MODULE:FUNCTION, which is called with a Job and prepares the packages."""
     packages: tuple[Package, ...]
     prepared: int
     """Bytes of the prepared files."""
@@ -97,8 +123,18 @@ class TextEntry(Named):
     """Python modules that preparing needs, and the package that brings each."""
 
 
+def entry(name: str) -> Entry | TextEntry:
+    """Return the entry of a data set of images or of text."""
+    if name in ENTRIES:
+        return ENTRIES[name]
+    if name in TEXTS:
+        return TEXTS[name]
+    names = [*ENTRIES, *TEXTS]
+    raise ValueError(f"there is no data set {name!r}{did_you_mean(name, names)} There are {', '.join(names)}.")
+
+
 def cache_folder() -> Path:
-    """Where fetched data sets are kept: the folder in the environment variable NOMAX_DATA, or ~/.cache/nomax/data."""
+    """Return the folder of fetched data sets: the one that NOMAX_DATA names, or ~/.cache/nomax/data."""
     chosen = os.environ.get("NOMAX_DATA")
     try:
         return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "nomax" / "data"
@@ -107,7 +143,7 @@ def cache_folder() -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder for data sets; an OSError says why there can be none, and what to do."""
+    """Create a folder for data sets; if that fails, an OSError says why and what to do."""
     try:
         if folder.exists() and not folder.is_dir():
             raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR))
@@ -129,7 +165,7 @@ def _cannot_keep(folder: str | Path, reason: str) -> str:
 
 _RENDERED = {"resvg_py": "resvg-py", "PIL": "pillow"}
 
-_ALL = (
+_IMAGES = (
     Entry(
         "fashion-mnist-small",
         "photographs of clothes: the first 1,000 + 200 of each class of Fashion-MNIST",
@@ -137,7 +173,7 @@ _ALL = (
         classes=10,
         shape=(28, 28),
         licence="MIT",
-        reader="nomax.data.bundled",
+        reader="nomax.data.bundled:fashion_mnist_small",
     ),
     Entry(
         "digits",
@@ -146,7 +182,7 @@ _ALL = (
         classes=10,
         shape=(8, 8),
         licence="BSD-3-Clause",
-        reader="nomax.data.digits",
+        reader="nomax.data.bundled:digits",
         requires={"sklearn": "scikit-learn"},
     ),
     Entry(
@@ -156,7 +192,7 @@ _ALL = (
         classes=10,
         shape=(28, 28),
         licence="none stated",
-        reader="nomax.data.idx",
+        reader="nomax.data.prepare.idx:prepare",
         packages=(
             Package(
                 "npm",
@@ -179,7 +215,7 @@ _ALL = (
         classes=10,
         shape=(28, 28),
         licence="MIT",
-        reader="nomax.data.idx",
+        reader="nomax.data.prepare.idx:prepare",
         packages=(
             Package(
                 "apt",
@@ -202,7 +238,7 @@ _ALL = (
         classes=10,
         shape=(32, 32, 3),
         licence="none stated",
-        reader="nomax.data.cifar",
+        reader="nomax.data.prepare.cifar:prepare",
         packages=(
             Package(
                 "npm",
@@ -226,7 +262,7 @@ _ALL = (
         classes=16_007,
         shape=(32, 32),
         licence="open, by author",
-        reader="nomax.data.icons",
+        reader="nomax.data.prepare.icons:prepare",
         packages=(
             Package(
                 "npm",
@@ -251,7 +287,7 @@ _ALL = (
         classes=94,
         shape=(32, 32, 3),
         licence="open, by author",
-        reader="nomax.data.emoji",
+        reader="nomax.data.prepare.emoji:prepare",
         packages=(
             Package(
                 "npm",
@@ -295,4 +331,42 @@ _ALL = (
     ),
 )
 
-ENTRIES: dict[str, Entry] = {entry.name: entry for entry in _ALL}
+_TEXTS = (
+    TextEntry(
+        "bible-en-es",
+        "the Bible, verse by verse: World English Bible and Reina-Valera 1909; a document is a chapter",
+        ("en", "es"),
+        counts={"train": 28_534, "valid": 796, "test": 1_257},
+        documents={"train": 1_074, "valid": 38, "test": 61},
+        licence="public domain",
+        reader="nomax.data.prepare.bible:prepare",
+        packages=(
+            Package(
+                "apt",
+                "sword-text-web",
+                "426.0-1",
+                "sword-text-web_426.0-1_all.deb",
+                3_956_428,
+                "930b23670b352f0829a306501de4bebb5e654a2df02cde2cbe86b802177868e1",
+            ),
+            Package(
+                "apt",
+                "sword-text-sparv",
+                "2.60-1",
+                "sword-text-sparv_2.60-1_all.deb",
+                2_722_332,
+                "5c87f9b2bc97457e8a872f5bae7ea7ce59cb3de1dcee73e4d4740451863694cf",
+            ),
+        ),
+        prepared=8_070_783,
+        arrays={
+            "train.jsonl": "eb16487250692f5abf2968010b8ab2355880d3da631f0c3655c59b62b6829471",
+            "valid.jsonl": "38ca57e1db1c361262dc3026adeef4ed479ea2b2dcab4de51bac14ffdd6731ae",
+            "test.jsonl": "f965b71108987c552acfd53ad0a06965813b25b811cda3dc330d84752fe36a0f",
+        },
+        requires={"pysword": "pysword"},
+    ),
+)
+
+ENTRIES: dict[str, Entry] = {entry.name: entry for entry in _IMAGES}
+TEXTS: dict[str, TextEntry] = {entry.name: entry for entry in _TEXTS}

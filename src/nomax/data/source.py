@@ -1,10 +1,15 @@
 """A source of labelled images: what every data set looks like to training and evaluation."""
 
-from collections.abc import Sequence
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from nomax._files import read_json
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -19,20 +24,20 @@ class Source(Protocol):
 
     @property
     def classes(self) -> Sequence[str]:
-        """What the labels stand for: label i is classes[i]."""
+        """The names of the classes: label i is classes[i]."""
 
     @property
     def labels(self) -> npt.NDArray[np.int64]:
         """The label of every image."""
 
     def __len__(self) -> int:
-        """How many images there are."""
+        """Return the number of images."""
 
     def image(self, index: int) -> "Image.Image":
-        """The image with this number, decoded."""
+        """Return the image with this number, decoded."""
 
     def name(self, index: int) -> str:
-        """What an error calls this image: a file, or a place in an archive or array."""
+        """Return the name of this image in errors: a file, or a place in an archive or array."""
 
 
 class ArraySource:
@@ -62,14 +67,14 @@ class ArraySource:
         return len(self.images)
 
     def image(self, index: int) -> "Image.Image":
-        """The image with this number: mode L (grey) or RGB."""
+        """Return the image with this number, in mode L (grey) or RGB."""
         from PIL import Image
 
         pixels: Any = np.asarray(self.images[index])
         return Image.fromarray(pixels)
 
     def name(self, index: int) -> str:
-        """What an error calls this image."""
+        """Return the name of this image in errors."""
         return f"{self.title}, image {index} ({self.classes[self.labels[index]]})"
 
     def __repr__(self) -> str:
@@ -81,7 +86,7 @@ class ArraySource:
 
 
 class Part:
-    """Some images of a source, in a given order. It does about broken images what its source was told to do."""
+    """Some images of a source, in a given order. It treats broken images as its source was told to."""
 
     def __init__(self, source: Source, indices: npt.NDArray[np.int64]) -> None:
         self.source, self.indices = source, indices
@@ -93,35 +98,80 @@ class Part:
         return len(self.indices)
 
     def image(self, index: int) -> "Image.Image":
-        """The image with this number."""
+        """Return the image with this number."""
         return self.source.image(int(self.indices[index]))
 
     def name(self, index: int) -> str:
-        """What an error calls this image."""
+        """Return the name of this image in errors."""
         return self.source.name(int(self.indices[index]))
 
-
-class FilePart(Part):
-    """Some images of a source of image files, which are decoded where they are needed."""
-
-    source: Any
-
-    def read(self, index: int) -> bytes:
-        """The file with this number, as it is stored."""
-        content: bytes = self.source.read(int(self.indices[index]))
-        return content
+    @property
+    def read(self) -> Callable[[int], bytes] | None:
+        """A function that reads the file with this number as it is stored, or None if the source has no files."""
+        read = getattr(self.source, "read", None)
+        return (lambda index: read(int(self.indices[index]))) if read else None
 
 
 def part(source: Source, indices: npt.NDArray[np.int64]) -> Source:
-    """Some images of a source, in a given order, as a source. Of an array it is a copy, served as an array is."""
+    """Return some images of a source, in a given order, as a source. Part of an array is a copy, again an array."""
     if np.array_equal(indices, np.arange(len(source))):
         return source
     if isinstance(source, ArraySource):
         return ArraySource(source.images[indices], source.labels[indices], source.classes, source.title)
-    return FilePart(source, indices) if hasattr(source, "read") else Part(source, indices)
+    return Part(source, indices)
 
 
 def listed(classes: Sequence[str], most: int = 3) -> str:
-    """The first of some classes, for a message: however many there are and whatever they are called, it stays short."""
+    """Return the first few classes for a message, which stays short however many there are and whatever their names."""
     shown = ", ".join(repr(name if len(name) <= 40 else f"{name[:39]}…") for name in classes[:most])
     return f"{shown} and {len(classes) - most:,} more" if len(classes) > most else shown
+
+
+# The prepared form of a named data set is a folder with images.npy, labels.npy and meta.json.
+
+
+def is_prepared(folder: Path) -> bool:
+    """Return whether a folder holds a prepared data set."""
+    return (folder / "meta.json").is_file() and (folder / "images.npy").is_file()
+
+
+def open_prepared(folder: Path, split: str) -> ArraySource:
+    """Open one split of the data set in `folder`, its images mapped from the file."""
+    meta = read_meta(folder)
+    title = f"{meta['name']} ({split})"
+    again = f"Remove that folder, then fetch it again: nomax data get {meta['name']}."
+    splits = meta.get("splits")
+    if not isinstance(splits, dict) or not isinstance(meta.get("classes"), list):
+        raise ValueError(f"the data set in {folder} is damaged: its meta.json lacks splits or classes. {again}")
+    if split not in splits:
+        raise ValueError(f"split {split!r}: {meta['name']} has the splits {', '.join(splits)}.")
+    try:
+        start, stop = map(int, splits[split])
+        images, labels = _mapped(folder / "images.npy"), _mapped(folder / "labels.npy")
+        if not len(images) == len(labels) == max(end for _, end in splits.values()):
+            raise ValueError(f"images.npy has {len(images)} images, labels.npy {len(labels)} labels")
+        return ArraySource(images[start:stop].view(np.ndarray), np.array(labels[start:stop]), meta["classes"], title)
+    except (OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
+        raise ValueError(f"the data set in {folder} is damaged: {error}. {again}") from error
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """Read meta.json: name, classes, splits, licence, packages, checksums and the set's own particulars."""
+    advice = f"Remove {folder} and fetch it again."
+    meta = read_json(folder / "meta.json", advice)
+    if not isinstance(meta, dict) or "name" not in meta:
+        raise ValueError(f"{folder / 'meta.json'} is damaged: it lacks a name. {advice}")
+    return meta
+
+
+def _mapped(path: Path) -> npt.NDArray[Any]:
+    """Map the array in a file. (numpy would allocate what the header claims, however long the file is.)"""
+    with path.open("rb") as file:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError(f"{path.name} is not in the format that numpy writes")
+        shape, _, kind = np.lib.format.read_array_header_1_0(file)
+        if math.prod(shape) * kind.itemsize != os.fstat(file.fileno()).st_size - file.tell():
+            raise ValueError(f"{path.name} holds another number of bytes than its header says")
+    # Copy on write: torch wants arrays it could write to, and the file stays as it is whatever it does.
+    mapped: npt.NDArray[Any] = np.load(path, mmap_mode="c", allow_pickle=False)
+    return mapped

@@ -1,4 +1,4 @@
-"""Walking through a tar file that nobody vouches for: whatever a header says is checked before it is used.
+"""A walk through a tar file that nobody vouches for: whatever a header says is checked before it is used.
 
 Python's tarfile goes back and round in circles at a negative size, takes an extended header of any size into memory,
 and raises what it likes (IndexError, RecursionError) at a few others.
@@ -20,7 +20,7 @@ class Readable(Protocol):
     """A binary file, which may be readable in one direction only."""
 
     def read(self, size: int, /) -> bytes:
-        """The next bytes, fewer only at the end."""
+        """Return the next bytes, fewer only at the end."""
 
     def seek(self, offset: int, /) -> object:
         """Go to a place further on."""
@@ -42,12 +42,12 @@ class Member:
 
     @property
     def end(self) -> int:
-        """Where the next header is."""
+        """The place of the next header."""
         return self.start + _blocks(self.size)
 
 
 def members(file: Readable) -> Iterator[Member]:
-    """The members in their order, up to the first block of zeros or the end of the file.
+    """Yield the members in their order, up to the first block of zeros or the end of the file.
 
     Their data need not be there: the file may end before. Raises DamagedTar at a header that cannot be right.
     """
@@ -104,14 +104,14 @@ def _path(block: bytes) -> bytes:
 
 
 def _checksums(block: bytes) -> tuple[int, int]:
-    """The sum of a header's bytes, its own field taken for spaces; some writers took the bytes for signed."""
+    """Return the sum of a header's bytes, its own field taken for spaces; some writers took the bytes for signed."""
     others = block[:148] + b" " * 8 + block[156:]
     total = sum(others)
     return total, total - 256 * sum(byte > 127 for byte in others)
 
 
 def _number(field: bytes) -> int:
-    """A number in octal digits, or, if the first bit is set, in binary."""
+    """Read a number in octal digits, or, if the first bit is set, in binary."""
     if field[0] & 0x80:
         if field[0] & 0x40:
             raise DamagedTar("a header has a negative number")
@@ -132,8 +132,8 @@ def _decimal(text: bytes) -> int:
 
 
 def _records(data: bytes) -> dict[bytes, bytes]:
-    """The records of a pax header: a length in bytes, which counts the whole record, a key and a value."""
-    found, place = {}, 0
+    """Read the records of a pax header: a length in bytes, which counts the whole record, a key and a value."""
+    records, place = {}, 0
     while place < len(data):
         length, space, _ = data[place : place + 12].partition(b" ")
         size = _decimal(length)
@@ -141,6 +141,6 @@ def _records(data: bytes) -> dict[bytes, bytes]:
         key, equals, value = record.partition(b"=")
         if not space or not equals or len(record) != size - len(length) - 1 or not value.endswith(b"\n"):
             raise DamagedTar("an extended header holds something else than records")
-        found[key] = value[:-1]
+        records[key] = value[:-1]
         place += size
-    return found
+    return records

@@ -10,11 +10,9 @@ from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TimeElapsedCo
 from rich.text import Text
 
 from nomax.console import Console, Progress
-from nomax.data import fetch
-from nomax.data.arrays import read_meta
-from nomax.data.load import entry, known
-from nomax.data.registry import ENTRIES
-from nomax.data.text.entries import TEXTS
+from nomax.data.prepare import fetch
+from nomax.data.registry import ENTRIES, TEXTS, entry
+from nomax.data.source import read_meta
 
 
 @dataclass(frozen=True)
@@ -27,7 +25,7 @@ class Options:
     """
 
     names: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME…"), tyro.conf.Positional]
-    """Which data sets, or "all"."""
+    """The data sets, or "all"."""
     files: Annotated[tuple[Path, ...], tyro.conf.arg(name="from", metavar="FILE…")] = ()
     """Package files that were downloaded before, for machines without the client or the network."""
     keep: bool = False
@@ -35,7 +33,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Return 0 if all are here now, 2 if one could not be had."""
+    """Return 0 if all are here now, 2 if one could not be fetched."""
     try:
         wanted = _wanted(options)
         with _progress() as progress:
@@ -53,7 +51,7 @@ def run(options: Options) -> int:
 def _wanted(options: Options) -> list[str]:
     if not options.names:
         raise ValueError("which data set? `nomax data list` shows the names; `nomax data get all` fetches every one.")
-    names = [*ENTRIES, *TEXTS] if options.names == ("all",) else [known(name) for name in options.names]
+    names = [*ENTRIES, *TEXTS] if options.names == ("all",) else [entry(name).name for name in options.names]
     if options.files and len(names) != 1:
         raise ValueError("--from gives the packages of one data set: name that one only.")
     return names
@@ -66,7 +64,7 @@ def _done(name: str, folder: Path) -> str:
     counts = " + ".join(f"{count:,} {split}" for split, count in meta["counts"].items())
     if name in TEXTS:
         return f"{name}: {counts} pairs, {sum(meta['documents'].values()):,} documents, in {folder}"
-    note = "" if meta["as_registered"] else " (rendered otherwise than the registry's, by another renderer or machine)"
+    note = "" if meta["as_registered"] else " (rendered differently from the registry's: another renderer or machine)"
     return f"{name}: {counts} images, {len(meta['classes']):,} classes, in {folder}{note}"
 
 

@@ -1,4 +1,4 @@
-"""`nomax data info`: what a data set holds."""
+"""`nomax data info`: describe a data set."""
 
 import sys
 from dataclasses import dataclass
@@ -9,11 +9,10 @@ import tyro
 from rich.text import Text
 
 from nomax.console import Console, Table
-from nomax.data import arrays
-from nomax.data.describe import Description, describe, sheet
+from nomax.data.images.describe import Description, describe_images, write_sheet
 from nomax.data.load import load
 from nomax.data.registry import ENTRIES, cache_folder
-from nomax.data.source import Source
+from nomax.data.source import Source, read_meta
 from nomax.data.text.describe import describe_text, is_text
 
 SPLITS = ("train", "test", "val")
@@ -38,7 +37,7 @@ class Options:
     sheet: Path | None = None
     """Write a sheet of small pictures into this PNG file: a class in each row."""
     on_error: Literal["raise", "skip"] = "raise"
-    """What to do with images of a folder or of shards that cannot be read."""
+    """Stop at images of a folder or of shards that cannot be read, or leave them out."""
 
 
 def run(options: Options) -> int:
@@ -51,9 +50,9 @@ def run(options: Options) -> int:
         sources = _sources(options)
         for title, text in _facts(options.data).items():
             console.print(Text.assemble((title, "bold"), f" {text}"))
-        console.print(_table({split: describe(source, options.on_error) for split, source in sources.items()}))
+        console.print(_table({split: describe_images(source, options.on_error) for split, source in sources.items()}))
         if options.sheet:
-            sheet(next(iter(sources.values())), options.sheet, on_error=options.on_error)
+            write_sheet(next(iter(sources.values())), options.sheet, on_error=options.on_error)
             console.print(f"Written: {options.sheet}")
     except (ValueError, OSError, ImportError) as error:
         print(f"nomax data info: {error}", file=sys.stderr)
@@ -85,7 +84,7 @@ def _load(options: Options, split: str) -> Source:
 
 
 def _facts(data: str) -> dict[str, str]:
-    """What is known besides the images."""
+    """Return the facts besides the images."""
     if data not in ENTRIES:
         return {"data": data}
     entry = ENTRIES[data]
@@ -93,7 +92,7 @@ def _facts(data: str) -> dict[str, str]:
     if not entry.packages:
         return facts
     folder = cache_folder() / entry.name
-    meta: dict[str, Any] = arrays.read_meta(folder)
+    meta: dict[str, Any] = read_meta(folder)
     facts["from"] = ", ".join(f"{package['name']} {package['version']}" for package in meta["packages"])
     facts["in"] = str(folder)
     if (folder / "ATTRIBUTION.txt").exists():
@@ -105,17 +104,17 @@ def _facts(data: str) -> dict[str, str]:
 
 def _table(descriptions: dict[str, Description]) -> Table:
     rows: dict[str, list[str]] = {
-        "images": [f"{found.images:,}" for found in descriptions.values()],
-        "classes": [f"{found.classes:,}" for found in descriptions.values()],
-        "images of the smallest class": [f"{found.fewest:,}" for found in descriptions.values()],
-        "… of the middle one": [f"{found.median:,g}" for found in descriptions.values()],
-        "… of the largest": [f"{found.most:,}" for found in descriptions.values()],
-        "size": [found.sizes for found in descriptions.values()],
-        "mean of the pixels": [_numbers(found.mean) for found in descriptions.values()],
-        "standard deviation": [_numbers(found.std) for found in descriptions.values()],
+        "images": [f"{split.images:,}" for split in descriptions.values()],
+        "classes": [f"{split.classes:,}" for split in descriptions.values()],
+        "images of the smallest class": [f"{split.fewest:,}" for split in descriptions.values()],
+        "… of the middle one": [f"{split.median:,g}" for split in descriptions.values()],
+        "… of the largest": [f"{split.most:,}" for split in descriptions.values()],
+        "size": [split.sizes for split in descriptions.values()],
+        "mean of the pixels": [_numbers(split.mean) for split in descriptions.values()],
+        "standard deviation": [_numbers(split.std) for split in descriptions.values()],
     }
-    if any(found.decoded < found.images for found in descriptions.values()):
-        rows["taken from"] = [f"{found.decoded} images" for found in descriptions.values()]
+    if any(split.decoded < split.images for split in descriptions.values()):
+        rows["taken from"] = [f"{split.decoded} images" for split in descriptions.values()]
     table = Table("", *descriptions)
     for title, cells in rows.items():
         table.add_row(title, *cells)

@@ -3,14 +3,12 @@
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from rich import box
 
 from nomax.console import Console, Table
-from nomax.data.registry import ENTRIES, Entry, TextEntry, cache_folder
-from nomax.data.text.entries import TEXTS
+from nomax.data.registry import ENTRIES, TEXTS, Entry, TextEntry, cache_folder
 
 NOT_HERE = "not here"
 
@@ -83,7 +81,7 @@ def _table(titles: Sequence[str]) -> Table:
 
 
 def state(entry: Entry | TextEntry, folder: Path) -> str:
-    """Whether a data set is here."""
+    """Return whether a data set is here, in words."""
     if entry.packages:
         return "ready" if entry.is_prepared(folder / entry.name) else NOT_HERE
     if missing(entry):
@@ -92,5 +90,5 @@ def state(entry: Entry | TextEntry, folder: Path) -> str:
 
 
 def missing(entry: Entry | TextEntry) -> list[str]:
-    """The Python packages that a data set comes in and that are not installed."""
-    return [] if entry.packages else [name for module, name in entry.requires.items() if find_spec(module) is None]
+    """Return the Python packages that a data set comes in and that are not installed."""
+    return [] if entry.packages else entry.missing_requirements

@@ -1,15 +1,126 @@
-"""Batches of examples, padded: the same for every number of ranks together, from any step on."""
+"""Batches of examples, padded: which examples a step shows, as a function of seed and step alone.
+
+So a run resumes from its step, and all ranks together show the same batch for any number of them.
+"""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import count
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
+from nomax.data import randomness
 from nomax.data.text.examples import Example
-from nomax.data.text.order import TokenOrder
 from nomax.data.text.tokenizer import BEGIN, END, PADDING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Integers = npt.NDArray[np.int64]
+
+WIDTH = 1.125  # of a bucket: its longest example by its shortest, beyond the first few tokens
+ROUNDING = 4  # tokens
+
+
+@dataclass(frozen=True, eq=False)
+class TokenOrder:
+    """The endless sequence of batches, epoch after epoch: each example once in every epoch.
+
+    A batch holds examples of about the same length, and padded to the longest it has at most `tokens_per_batch`
+    tokens on a side, over all ranks. Lengths are rounded up to those of buckets, so the sizes of the batches are the
+    same in every epoch; which examples of a bucket meet in a batch, and which batch comes when, is drawn anew.
+    """
+
+    lengths: npt.ArrayLike
+    """Tokens of every example, Example.length."""
+    tokens_per_batch: int
+    seed: int = 0
+    shuffle: bool = True
+    """Every epoch in another order; else the longest come first."""
+    _rounded: Integers = field(init=False, repr=False)
+    _starts: Integers = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        lengths = np.asarray(self.lengths, np.int64)
+        if lengths.ndim != 1 or not len(lengths) or lengths.min() < 1:
+            raise ValueError(
+                f"lengths has the shape {list(lengths.shape)}; it must hold a positive integer for each example."
+            )
+        if self.seed < 0:
+            raise ValueError(f"seed is {self.seed}; it must be at least 0.")
+        longest = int(lengths.argmax())
+        if lengths[longest] > self.tokens_per_batch:
+            raise ValueError(
+                f"example {longest} has {lengths[longest]:,} tokens, more than tokens_per_batch = "
+                f"{self.tokens_per_batch:,}. Take larger batches, or cut the examples shorter."
+            )
+        rounded = _round_up(lengths)
+        object.__setattr__(self, "lengths", lengths)
+        object.__setattr__(self, "_rounded", rounded)
+        object.__setattr__(self, "_starts", _cut(np.sort(rounded)[::-1], self.tokens_per_batch))
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        return len(self._rounded)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The number of batches in which every example comes once."""
+        return len(self._starts) - 1
+
+    @property
+    def fewest(self) -> int:
+        """The number of examples in the smallest batch: at most so many ranks can share it."""
+        return int(np.diff(self._starts).min())
+
+    def batch(self, step: int, rank: int = 0, world: int = 1) -> Integers:
+        """Return the examples that this rank shows at this step; all ranks together show the same for any number."""
+        if step < 0 or not 0 <= rank < world:
+            raise ValueError(f"step {step}, rank {rank} of {world}: steps and ranks count from 0, up to world - 1.")
+        if world > self.fewest:
+            raise ValueError(
+                f"{world} ranks cannot share a batch of {self.fewest} examples. Take larger batches, of about "
+                f"{world * int(self._rounded.max()):,} tokens, shorter examples or fewer ranks."
+            )
+        epoch, place = divmod(step, self.steps_per_epoch)
+        shown, batches = _epoch(self, epoch)
+        number = batches[place]
+        chosen = shown[self._starts[number] : self._starts[number + 1]]
+        return chosen[rank::world]
+
+
+@lru_cache(maxsize=4)
+def _epoch(order: TokenOrder, epoch: int) -> tuple[Integers, Integers]:
+    """Return all examples, the longest buckets first, and the order in which the batches come."""
+    keys = randomness.bits(order.seed, randomness.ORDER, epoch, np.arange(len(order)))
+    batches = np.arange(order.steps_per_epoch)
+    if not order.shuffle:
+        return np.argsort(-order._rounded, kind="stable"), batches
+    turns = np.argsort(randomness.bits(order.seed, randomness.BLOCKS, epoch, batches))
+    return np.lexsort((keys, -order._rounded)), turns
+
+
+def _round_up(lengths: Integers) -> Integers:
+    """Round up to the lengths of buckets: multiples of 4 at first, then ever wider, up to the longest example."""
+    bounds = [ROUNDING]
+    while bounds[-1] < lengths.max():
+        bounds.append(max(bounds[-1] + ROUNDING, int(bounds[-1] * WIDTH) // ROUNDING * ROUNDING))
+    return np.minimum(np.asarray(bounds, np.int64)[np.searchsorted(bounds, lengths)], lengths.max())
+
+
+def _cut(lengths: Integers, budget: int) -> Integers:
+    """Return where batches start, and where the last one ends, in lengths that never grow."""
+    starts = [0]
+    while starts[-1] < len(lengths):
+        starts.append(min(starts[-1] + budget // int(lengths[starts[-1]]), len(lengths)))
+    if len(starts) > 2 and starts[-1] - starts[-2] < starts[-2] - starts[-3]:
+        # What is left at the end may be a single example: it shares evenly with the batch before.
+        starts[-2] = (starts[-3] + starts[-1] + 1) // 2
+    return np.asarray(starts, np.int64)
 
 
 @dataclass(frozen=True)
@@ -17,10 +128,10 @@ class TextBatch:
     """One rank's share of the examples of a step, padded with 0."""
 
     step: int
-    source: Tensor | None  # int64 [B, S]: tokens, end; None for a language model
-    target: Tensor  # int64 [B, T+1]: begin, tokens, end; the model sees [:, :-1] and learns [:, 1:]
+    source: "Tensor | None"  # int64 [B, S]: tokens, end; None for a language model
+    target: "Tensor"  # int64 [B, T+1]: begin, tokens, end; the model sees [:, :-1] and learns [:, 1:]
     numbers: tuple[int, ...]
-    """Which examples these are."""
+    """The numbers of the examples."""
     tokens: int
     """Target tokens that are learned at this step, over all ranks: what to divide summed losses by."""
 
@@ -32,12 +143,12 @@ def batches(
     rank: int = 0,
     world: int = 1,
     *,
-    device: torch.device | str = "cpu",
+    device: "torch.device | str" = "cpu",
 ) -> Iterator[TextBatch]:
-    """The batches of a training run from step `start` on, without end."""
+    """Make the batches of a training run from step `start` on, without end."""
     if len(order) != len(examples):
         raise ValueError(f"the order is for {len(order):,} examples, but there are {len(examples):,}.")
-    order.batch(start, rank, world)  # says now what is wrong with them
+    order.batch(start, rank, world)  # raises now if they are wrong
 
     def made() -> Iterator[TextBatch]:
         for step in count(start):
@@ -49,17 +160,19 @@ def batches(
 
 
 def evaluation_batches(
-    examples: Sequence[Example], tokens_per_batch: int, *, device: torch.device | str = "cpu"
+    examples: Sequence[Example], tokens_per_batch: int, *, device: "torch.device | str" = "cpu"
 ) -> Iterator[TextBatch]:
-    """Every example once, the longest first; `numbers` says which they are, to put results back into their order."""
+    """Make batches of every example once, the longest first; `numbers` serves to put results back into order."""
     order = TokenOrder([example.length for example in examples], tokens_per_batch, shuffle=False)
     for step in range(order.steps_per_epoch):
         numbers = [int(number) for number in order.batch(step)]
         yield _batch(examples, numbers, step, sum(len(examples[n].target) + 1 for n in numbers), device)
 
 
-def pad(rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Tensor:
-    """Rows of tokens as one tensor [rows, longest], filled up with 0."""
+def pad(rows: Sequence[Sequence[int]], device: "torch.device | str" = "cpu") -> "Tensor":
+    """Return rows of tokens as one tensor [rows, longest], filled up with 0."""
+    import torch
+
     padded = torch.full((len(rows), max(map(len, rows), default=0)), PADDING, dtype=torch.int64)
     for number, row in enumerate(rows):
         padded[number, : len(row)] = torch.tensor(row, dtype=torch.int64)
@@ -67,7 +180,7 @@ def pad(rows: Sequence[Sequence[int]], device: torch.device | str = "cpu") -> Te
 
 
 def _batch(
-    examples: Sequence[Example], numbers: list[int], step: int, tokens: int, device: torch.device | str
+    examples: Sequence[Example], numbers: list[int], step: int, tokens: int, device: "torch.device | str"
 ) -> TextBatch:
     chosen = [examples[number] for number in numbers]
     with_source = any(example.source for example in chosen)

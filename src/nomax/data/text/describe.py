@@ -1,4 +1,4 @@
-"""What a corpus looks like: numbers about it, for `nomax data info`."""
+"""Numbers about a corpus, for `nomax data info`."""
 
 from pathlib import Path
 from statistics import median
@@ -6,20 +6,19 @@ from statistics import median
 from rich.text import Text
 
 from nomax.console import Console, Table
-from nomax.data.arrays import read_meta
-from nomax.data.registry import cache_folder
-from nomax.data.text.corpus import Corpus
-from nomax.data.text.entries import TEXTS
-from nomax.data.text.load import SPLITS, has_splits, load, paths
-from nomax.data.text.marks import mark
+from nomax.data.load import paths_of
+from nomax.data.registry import TEXT_SPLITS, TEXTS, cache_folder
+from nomax.data.source import read_meta
+from nomax.data.text.corpus import Corpus, language_of
+from nomax.data.text.load import has_splits, load
 
 
 def is_text(data: str) -> bool:
-    """Whether a name or path is one of text: a named set, JSONL documents, a pair of files, or a folder of such."""
-    path, given = Path(data).expanduser(), paths(data)
+    """Return whether a name or path is text: a named set, JSONL documents, a pair of files, or a folder of such."""
+    path, given = Path(data).expanduser(), paths_of(data)
     pair = len(given) == 2 and any(Path(each).expanduser().is_file() for each in given)
     documents = path.suffix == ".jsonl" and path.is_file()
-    return data in TEXTS or pair or documents or any(_in_folder(path, split) for split in SPLITS)
+    return data in TEXTS or pair or documents or any(_in_folder(path, split) for split in TEXT_SPLITS)
 
 
 def describe_text(data: str, split: str | None, languages: tuple[str, str] | None, console: Console) -> None:
@@ -28,9 +27,9 @@ def describe_text(data: str, split: str | None, languages: tuple[str, str] | Non
     if split:
         wanted = [split]
     elif data not in TEXTS and path.is_dir():
-        wanted = [name for name in SPLITS if _in_folder(path, name)]
+        wanted = [name for name in TEXT_SPLITS if _in_folder(path, name)]
     else:
-        wanted = list(SPLITS) if has_splits(data) else ["all"]
+        wanted = list(TEXT_SPLITS) if has_splits(data) else ["all"]
     corpora = {name: load(data, name, languages=languages) for name in wanted}
     for title, text in _facts(data).items():
         console.print(Text.assemble((title, "bold"), f" {text}"))
@@ -38,8 +37,10 @@ def describe_text(data: str, split: str | None, languages: tuple[str, str] | Non
 
 
 def _in_folder(folder: Path, split: str) -> bool:
-    """Whether a folder has JSONL documents or files in two languages for a split."""
-    return (folder / f"{split}.jsonl").is_file() or len({mark(file) for file in folder.glob(f"{split}.*")} - {None}) > 1
+    """Return whether a folder has JSONL documents or files in two languages for a split."""
+    return (folder / f"{split}.jsonl").is_file() or len(
+        {language_of(file) for file in folder.glob(f"{split}.*")} - {None}
+    ) > 1
 
 
 def _facts(data: str) -> dict[str, str]:

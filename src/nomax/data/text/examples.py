@@ -1,4 +1,4 @@
-"""What a model is shown at once: a pair, or stretches of documents cut and joined to a length in tokens."""
+"""Examples, which a model is shown whole: a pair, or stretches of documents cut and joined to a length in tokens."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,11 +41,11 @@ class _Piece:
 def sentences(
     corpus: Corpus, tokenizer: Tokenizer, *, longest: int | None = None, too_long: str = "raise", side: str = "both"
 ) -> list[Example]:
-    """An example for every pair.
+    """Make an example of every pair.
 
     A pair of more than `longest` tokens is an error; too_long="split" cuts it into parts, both sides in as many and at
-    the same shares, and too_long="skip" leaves it out. side="source" or "target" is for language models: what is
-    learned is that side alone.
+    the same shares, and too_long="skip" leaves it out. side="source" or "target" is for language models, which
+    learn that side alone.
     """
     return [
         Example(piece.source, piece.target, _name(corpus, [piece.place]), (piece.place,))
@@ -62,7 +62,7 @@ def documents(
     too_long: str = "raise",
     side: str = "both",
 ) -> list[Example]:
-    """Examples of at most `tokens` tokens on each side, with as many whole pairs as fit.
+    """Make examples of at most `tokens` tokens on each side, with as many whole pairs as fit.
 
     Pairs stay in their order. With `join`, what follows a document's end is the next document of the corpus, so that
     short documents make up long examples too; without, every example ends with its document. `too_long` and `side` are

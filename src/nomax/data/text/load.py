@@ -1,19 +1,13 @@
 """text.load: from a name or a path to a corpus."""
 
-import os
 from collections.abc import Sequence
 from glob import escape
 from pathlib import Path
 
 from nomax._files import did_you_mean
-from nomax.data.registry import cache_folder
-from nomax.data.text.corpus import Corpus
-from nomax.data.text.entries import TEXTS
-from nomax.data.text.files import is_jsonl, jsonl, text_files
-from nomax.data.text.marks import mark
-
-SPLITS = ("train", "valid", "test")
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+from nomax.data.load import Paths, paths_of
+from nomax.data.registry import TEXT_SPLITS, TEXTS
+from nomax.data.text.corpus import Corpus, is_jsonl, language_of, read_jsonl, read_text_files
 
 
 def load(
@@ -24,7 +18,7 @@ def load(
     root: Path | None = None,
     on_error: str = "raise",
 ) -> Corpus:
-    """One split of a corpus: documents of pairs.
+    """Load one split of a corpus: documents of pairs.
 
     `name_or_paths` is a name (`nomax data list` shows them); a folder with train.jsonl, valid.jsonl and test.jsonl, or
     with train.en, train.es and so on; one JSONL file of documents; or two text files in which line i is the translation
@@ -38,10 +32,10 @@ def load(
     if on_error not in ("raise", "skip"):
         raise ValueError(f"on_error must be 'raise' or 'skip', not {on_error!r}.")
     wanted = _two(languages)
-    given = paths(name_or_paths)
+    given = paths_of(name_or_paths)
     if len(given) == 2:
         _whole(split, ", ".join(given))
-        return text_files(_file(given[0]), _file(given[1]), wanted, on_error)
+        return read_text_files(_file(given[0]), _file(given[1]), wanted, on_error)
     (text,) = given
     if text in TEXTS:
         return _named(text, split, wanted, root)
@@ -52,7 +46,7 @@ def load(
         _whole(split, text)
         if path.suffix != ".jsonl" and not is_jsonl(path):
             raise ValueError(_one_of_two(text, path))
-        return jsonl(path, wanted)
+        return read_jsonl(path, wanted)
     hint = did_you_mean(text, TEXTS)
     if text.count(",") > 1:
         hint = ". Text files come in twos, FILE,FILE, whose names hold no comma."
@@ -63,43 +57,20 @@ def load(
 
 
 def has_splits(name_or_paths: Paths) -> bool:
-    """Whether this is a name or a folder, rather than files, which are a whole corpus."""
-    first, *second = paths(name_or_paths)
+    """Return whether this is a name or a folder, rather than files, which are a whole corpus."""
+    first, *second = paths_of(name_or_paths)
     return not second and (first in TEXTS or not Path(first).expanduser().is_file())
-
-
-def paths(given: Paths) -> list[str]:
-    """A name or path, or the two paths of a pair of files."""
-    if isinstance(given, str | os.PathLike):
-        text = os.fspath(given)
-        if text in TEXTS or Path(text).expanduser().exists():
-            return [text]
-        parts = text.split(",")
-        # A path may have commas itself: then it is cut where both sides are files.
-        pairs = [[",".join(parts[:place]), ",".join(parts[place:])] for place in range(1, len(parts))]
-        files = [pair for pair in pairs if all(Path(path).expanduser().is_file() for path in pair)]
-        return (files or [parts if len(parts) == 2 else [text]])[0]
-    found = [os.fspath(path) for path in given]
-    if len(found) not in (1, 2):
-        raise ValueError(
-            f"{len(found)} paths were given; one (a name, a folder or JSONL) or two (text files) are needed."
-        )
-    return found
 
 
 def _named(name: str, split: str, languages: tuple[str, str] | None, root: Path | None) -> Corpus:
     entry = TEXTS[name]
-    if split not in SPLITS:
-        raise ValueError(f"split {split!r}: {name} has the splits {', '.join(SPLITS)}.")
+    if split not in TEXT_SPLITS:
+        raise ValueError(f"split {split!r}: {name} has the splits {', '.join(TEXT_SPLITS)}.")
     if languages and set(languages) != set(entry.languages):
         raise ValueError(f"languages {languages!r}: {name} has {' and '.join(entry.languages)}.")
-    folder = (root or cache_folder()) / name
-    if not entry.is_prepared(folder):
-        raise FileNotFoundError(
-            f"{name} is not in {folder.parent} yet. To fetch it ({entry.download / 1e6:,.0f} MB): nomax data get {name}"
-        )
+    folder = entry.prepared_folder(root)
     try:
-        corpus = jsonl(folder / f"{split}.jsonl", languages or entry.languages)
+        corpus = read_jsonl(folder / f"{split}.jsonl", languages or entry.languages)
     except (ValueError, OSError) as error:
         again = f"Remove that folder, then fetch it again: nomax data get {name}."
         raise ValueError(f"the data set in {folder} is damaged: {error} {again}") from error
@@ -107,13 +78,13 @@ def _named(name: str, split: str, languages: tuple[str, str] | None, root: Path 
 
 
 def _folder(path: Path, split: str, languages: tuple[str, str] | None, on_error: str) -> Corpus:
-    if split not in SPLITS:
-        raise ValueError(f"split {split!r}: a folder has the splits {', '.join(SPLITS)}.")
+    if split not in TEXT_SPLITS:
+        raise ValueError(f"split {split!r}: a folder has the splits {', '.join(TEXT_SPLITS)}.")
     if (path / f"{split}.jsonl").is_file():
-        return jsonl(path / f"{split}.jsonl", languages)
+        return read_jsonl(path / f"{split}.jsonl", languages)
     files = sorted(file for file in path.glob(f"{split}.*") if file.is_file())
     if languages is not None and files:
-        named = {mark(file, languages): file for file in reversed(files)}  # train.en rather than train.en.txt
+        named = {language_of(file, languages): file for file in reversed(files)}  # train.en rather than train.en.txt
         for word in languages:
             if word not in named:
                 there = ", ".join(file.suffix[1:] for file in files)
@@ -125,7 +96,7 @@ def _folder(path: Path, split: str, languages: tuple[str, str] | None, on_error:
             f"{path} must hold {split}.jsonl, or {split}.SOURCE and {split}.TARGET with two marks of languages (with "
             f"more than two, --languages chooses; in Python, `languages`); it holds {there}."
         )
-    return text_files(files[0], files[1], languages, on_error)
+    return read_text_files(files[0], files[1], languages, on_error)
 
 
 def _two(languages: Sequence[str] | None) -> tuple[str, str] | None:
@@ -137,9 +108,9 @@ def _two(languages: Sequence[str] | None) -> tuple[str, str] | None:
 
 
 def _one_of_two(text: str, path: Path) -> str:
-    """What to do with one file of plain text."""
-    others = [file for file in path.parent.glob(f"{escape(path.stem)}.*") if file != path and mark(file)]
-    other = text.removesuffix(path.suffix) + others[0].suffix if mark(path) and len(others) == 1 else "FILE"
+    """Return the advice for one file of plain text."""
+    others = [file for file in path.parent.glob(f"{escape(path.stem)}.*") if file != path and language_of(file)]
+    other = text.removesuffix(path.suffix) + others[0].suffix if language_of(path) and len(others) == 1 else "FILE"
     return (
         f"{text} is not JSONL, so it is one side of a translation: name both files, in which line i is the translation "
         f"of line i, as FILE,FILE: {text},{other}"
@@ -157,5 +128,5 @@ def _whole(split: str, title: str) -> None:
     if split not in ("train", "all"):
         raise ValueError(
             f"split {split!r}: {title} has no splits; it is one corpus, which split='train' or 'all' gives. For "
-            f"others, make a folder with {', '.join(f'{name}.jsonl' for name in SPLITS)}."
+            f"others, make a folder with {', '.join(f'{name}.jsonl' for name in TEXT_SPLITS)}."
         )

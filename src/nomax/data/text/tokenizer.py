@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from nomax import _files
 from nomax.data.text.corpus import Corpus
 
 PADDING, BEGIN, END, UNKNOWN, SEPARATOR = range(5)
@@ -18,12 +19,12 @@ LONGEST_SEGMENT = 1 << 14  # bytes
 
 
 class SizeError(ValueError):
-    """A text gives no vocabulary of this size."""
+    """The text yields no vocabulary of this size."""
 
     def __init__(self, message: str, nearest: int):
         super().__init__(message)
         self.nearest = nearest
-        """The size nearest to it that it gives."""
+        """The nearest size that the text does give."""
 
 
 class Tokenizer:
@@ -94,29 +95,19 @@ class Tokenizer:
         return cls(file.read_bytes(), str(file))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the vocabulary into a file that is complete or not there."""
-        file = Path(path)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        aside = file.with_name(f".{file.name}.{os.getpid()}")
-        try:
-            with aside.open("wb") as output:
-                output.write(self.model)
-                output.flush()
-                os.fsync(output.fileno())
-            os.replace(aside, file)
-        finally:
-            aside.unlink(missing_ok=True)
+        """Write the vocabulary into a file, atomically."""
+        _files.write(Path(path), self.model)
 
     def encode(self, text: str) -> list[int]:
-        """The numbers of the pieces of a text, without begin and end."""
+        """Return the numbers of the pieces of a text, without begin and end."""
         return list(self._pieces.EncodeAsIds(_without_sign(text)))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of some pieces; special ones say nothing. Segments of a document are joined by a space."""
+        """Return the text of some pieces; special ones are silent. Segments of a document are joined by a space."""
         return " ".join(self.segments(ids))
 
     def segments(self, ids: Sequence[int]) -> list[str]:
-        """The texts between separators: the translations of the single segments of a document."""
+        """Return the texts between separators: the translations of the single segments of a document."""
         for number in ids:
             if not 0 <= number < len(self):
                 raise ValueError(f"{number} is no piece of this vocabulary, which has {len(self):,}.")
@@ -139,7 +130,7 @@ class Tokenizer:
             )
 
     def __len__(self) -> int:
-        """How many pieces there are."""
+        """Return the number of pieces."""
         return int(self._pieces.GetPieceSize())
 
     def __repr__(self) -> str:
@@ -157,7 +148,7 @@ def _segments(corpus: Corpus) -> Iterator[str]:
 
 
 def _parts(text: str) -> list[str]:
-    """A text that sentencepiece takes, or parts of one that it would leave out: a character has at most four bytes."""
+    """Cut a text that is too long for sentencepiece into parts; a character has at most four bytes."""
     longest = LONGEST_SEGMENT // 4
     if len(text) <= longest or len(text.encode()) <= LONGEST_SEGMENT:
         return [text]
@@ -169,7 +160,7 @@ def _without_sign(text: str) -> str:
 
 
 def _explained(error: RuntimeError, vocabulary: int, title: str) -> ValueError:
-    """What sentencepiece says, as advice to users of nomax."""
+    """Turn what sentencepiece says into advice to users of nomax."""
     what = f"vocabulary is {vocabulary:,}, which sentencepiece cannot learn from {title}"
     if most := re.search(r"too high .* value <= (\d+)", str(error)):
         return SizeError(

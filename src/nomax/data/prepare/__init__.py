@@ -1,0 +1,1 @@
+"""Preparing the named data sets: fetching their packages, and one reader for each set or family."""

