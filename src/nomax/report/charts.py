@@ -47,7 +47,7 @@ class Chart:
     lines: list[Line]
     alternative: str
     note: str
-    """What a reader must know of lines that leave the chart."""
+    """A note on lines that leave the chart."""
 
 
 def plain(value: float) -> str:

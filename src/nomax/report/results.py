@@ -1,10 +1,11 @@
 """Results folders as `nomax study` writes them, read and checked: an error names the file and what is wrong in it."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
+
+from nomax._files import read_json
 
 # The order of the papers; other studies follow by name.
 ORDER = ("scaling", "alpha", "qk-norm", "gate", "memory", "relu-attention", "documents", "text-phi")
@@ -40,7 +41,7 @@ class Story:
     name: str
     title: str = ""
     note: str = ""
-    """What a reader must know first: that runs are missing, or that it is a smoke run."""
+    """A warning to read first: that runs are missing, or that it is a smoke run."""
     text: str = ""
     command: str = ""
     claims: list[str] = field(default_factory=list)
@@ -88,7 +89,7 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class Results:
+class ResultsFolder:
     """A results folder. Only study.json must be there."""
 
     folder: Path
@@ -112,7 +113,7 @@ def find(places: Iterable[Path]) -> list[Path]:
     return list(found.values())
 
 
-def read(folder: Path) -> Results:
+def read(folder: Path) -> ResultsFolder:
     """Read a results folder; a ValueError names the file that is damaged."""
     story = _checked(folder / "study.json", Story)
     if story is None:
@@ -129,7 +130,7 @@ def read(folder: Path) -> Results:
             if len(row) != len(table.columns):
                 cells = f"{len(row)} cells for {len(table.columns)} columns"
                 raise ValueError(f"{folder / 'study.json'}: a row of the table of {figure.file} has {cells}: {row}.")
-    return Results(
+    return ResultsFolder(
         folder,
         story,
         _checked(folder / "verdicts.json", list[Verdict]) or [],
@@ -144,13 +145,10 @@ def _checked(path: Path, kind: type[Kind]) -> Kind | None:
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        content = json.loads(path.read_bytes())
-        return TypeAdapter(kind).validate_python(content)
+        return TypeAdapter(kind).validate_python(read_json(path, "Restore it, or run the study again."))
     except FileNotFoundError:
         return None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise ValueError(f"{path} is not what a study writes: {where}: {first['msg']}.") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is damaged ({error}). Restore it, or run the study again.") from None

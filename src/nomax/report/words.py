@@ -20,7 +20,7 @@ class Sheet:
 
     columns: list[str]
     numeric: list[bool]
-    """Which columns hold nothing but numbers: these are sorted as such."""
+    """Columns that hold nothing but numbers are sorted as such."""
     rows: list[list[str]]
 
 
@@ -64,7 +64,7 @@ def say(value: Any) -> str:
 
 
 def short(sentence: str) -> str:
-    """What a verdict says first, without what stands in brackets: the difference and its interval."""
+    """Return what a verdict says first, without what stands in brackets: the difference and its interval."""
     first = SENTENCE.split(sentence, maxsplit=1)[0]
     while (less := re.sub(r"\s*\([^()]*\)", "", first)) != first:
         first = less

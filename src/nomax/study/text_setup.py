@@ -212,7 +212,7 @@ def check(runs: list[TextRun]) -> None:
         text_data.learned(text_data.of_run(config, "train"), config.model.vocabulary)
         for split in ("valid", "test"):
             text_data.of_run(config, split)
-    if any(run.row.of(run, "failed").activation in ("sparsemax", "entmax15") for run in runs):
+    if any(run.facts["activation"] in ("sparsemax", "entmax15") for run in runs):
         _needed("entmax", "sparsemax and 1.5-entmax need entmax")
     if any("bleu" in run.measures for run in runs):
         _needed("sacrebleu", "BLEU needs sacrebleu")

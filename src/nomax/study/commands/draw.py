@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from nomax.console import Console
-from nomax.study.publish import redraw
+from nomax.study.engine.publish import redraw
 
 Places = tyro.conf.Positional[
     Annotated[tuple[Path, ...], tyro.conf.arg(metavar="[RESULTS ...]", help_behavior_hint="(default: results)")]

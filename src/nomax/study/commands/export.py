@@ -11,9 +11,9 @@ import tyro
 from nomax import _files
 from nomax.console import Console
 from nomax.study import short
-from nomax.study.publish import to_csv
-from nomax.study.row import Row
-from nomax.study.store import Store
+from nomax.study.engine.publish import to_csv
+from nomax.study.engine.result import Result
+from nomax.study.engine.store import Store
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def run(options: Options) -> int:
     try:
         if not (options.store / "runs").is_dir():
             raise FileNotFoundError(f"{options.store} is not a store: it has no folder runs. Give --store.")
-        rows = Store(options.store).rows(study=None if options.study is None else short(options.study))
+        rows = Store(options.store).results(study=None if options.study is None else short(options.study))
         if not rows:
             whose = "" if options.study is None else f" of the study {options.study}"
             raise ValueError(f"{options.store} has no finished run{whose}.")
@@ -52,7 +52,7 @@ def run(options: Options) -> int:
     return 0
 
 
-def export(rows: Sequence[Row], path: Path) -> None:
+def export(rows: Sequence[Result], path: Path) -> None:
     """Write a .csv file, complete or not at all."""
     if path.suffix == ".parquet":
         raise ValueError(f"{path}: Parquet is no longer written. Give a name that ends in .csv.")

@@ -7,12 +7,10 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 
 from nomax.console import Console, Table
-from nomax.study import kind, text_setup
+from nomax.study import STUDIES, kind, load, text_setup
 from nomax.study import setup as setups
-from nomax.study.estimate import Estimate, spelled
-from nomax.study.runner import unfinished, unique
-from nomax.study.store import Store
-from nomax.study.studies import STUDIES, load
+from nomax.study.engine.runner import Estimate, spell_time, unfinished, unique
+from nomax.study.engine.store import Store
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ def run(options: Options) -> int:
     try:
         setups.named(options.setup)
         store = Store(options.store, create=False)
-        estimate = Estimate(store.rows())
+        estimate = Estimate(store.results())
         table = Table(box=SIMPLE_HEAD)
         for column in ("study", "asks", "claims", "runs", "to do", "core time"):
             table.add_column(column, justify="right" if column in ("runs", "to do", "core time") else "left")
@@ -44,7 +42,7 @@ def run(options: Options) -> int:
             left = unfinished(runs, store)
             seconds = sum(estimate.seconds(run) for run in left)
             claims = " ".join(study.CLAIMS)
-            table.add_row(name, study.TITLE, claims, str(len(runs)), str(len(left)), spelled(seconds))
+            table.add_row(name, study.TITLE, claims, str(len(runs)), str(len(left)), spell_time(seconds))
     except (ValueError, OSError, ImportError) as error:
         print(f"nomax study list: {error}", file=sys.stderr)
         return 2

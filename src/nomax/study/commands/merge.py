@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from nomax.console import Console
-from nomax.study.store import Store, merge
+from nomax.study.engine.store import Store, merge
 
 Folders = tyro.conf.Positional[
     Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FOLDER [FOLDER ...]", help_behavior_hint="(at least one)")]

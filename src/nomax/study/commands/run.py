@@ -22,21 +22,28 @@ from nomax.evaluate import figures, subset
 from nomax.evaluate.sources import probe_sets
 from nomax.study import setup as setups
 from nomax.study import text_setup
-from nomax.study.estimate import Estimate, parse_seconds, spelled
-from nomax.study.image_run import ImageRun
-from nomax.study.launch import Launcher, Processes, Submitit, settings
-from nomax.study.publish import NO_CLAIM, check_place, note, publish
-from nomax.study.run import Run
-from nomax.study.runner import Report, run_grid, shard, share_left, unfinished, unique
+from nomax.study.engine.experiment import Experiment, ImageExperiment, TextExperiment
+from nomax.study.engine.publish import NO_CLAIM, check_place, note, publish
+from nomax.study.engine.runner import (
+    Estimate,
+    GridReport,
+    parse_seconds,
+    run_grid,
+    shard,
+    share_left,
+    spell_time,
+    unfinished,
+    unique,
+)
+from nomax.study.engine.store import Store
+from nomax.study.engine.worker import Launcher, Processes, Submitit, submit_settings
 from nomax.study.setup import Setup
-from nomax.study.store import Store
-from nomax.study.text_run import TextRun
 from nomax.study.text_setup import TextSetup
 from nomax.train.distributed import check_device
 from nomax.train.stop import Stop
 
 if TYPE_CHECKING:
-    from nomax.study.verdict import Verdict
+    from nomax.study.engine.verdict import Verdict
 
 EXPECTED = (ValueError, TypeError, OSError, ImportError)
 # What may go wrong later. Other errors are faults in the code of a study, and their traceback says where.
@@ -138,12 +145,12 @@ def run(options: Options) -> int:
         mine = shard(grid, options.shard)
         store = Store(options.store, create=False)
         budget = None if options.budget is None else parse_seconds(options.budget)
-        _check_images([run for run in mine if isinstance(run, ImageRun)], options.probes or ())
+        _check_images([run for run in mine if isinstance(run, ImageExperiment)], options.probes or ())
         if options.dry_run:
             _list(mine, store, _jobs(options), options.retry, console)
             return 0
         figures.require()
-        text_setup.check([run for run in mine if isinstance(run, TextRun)])
+        text_setup.check([run for run in mine if isinstance(run, TextExperiment)])
         command, name = command_line(options), study.short(options.name)
         out = options.out or (store.place if options.smoke else Path()) / "results" / name
         check_place(out, setup, len(grid))
@@ -161,7 +168,7 @@ def run(options: Options) -> int:
                 console.print(f"Stopped; {len(report.left)} runs are left. The same command goes on.")
                 return stop.exit_code
         _tell(report, console)
-        rows = store.rows([run.key for run in grid])
+        rows = store.results([run.key for run in grid])
         missing = len(grid) - len(rows)
         if missing and options.shard:
             console.print(
@@ -170,8 +177,8 @@ def run(options: Options) -> int:
             )
             return report.exit_code
         check_place(out, setup, sum(row.status != "failed" for row in rows))
-        with console.status("Figures and verdicts …"):  # some of which measure times, for a minute
-            verdicts = publish(name, module, setup, grid, store, out, command)
+        with console.status("Figures and verdicts …"):
+            verdicts = publish(module, setup, grid, store, name=name, out=out, command=command)
     except ACCIDENTS as error:
         print(f"nomax study: {error}", file=sys.stderr)
         return 1
@@ -239,7 +246,7 @@ def command_line(options: Options) -> str:
 
 
 def verdict_table(title: str, verdicts: "Sequence[Verdict]", note: str) -> Table:
-    """What came out, for the terminal."""
+    """Return the verdicts as a table for the terminal."""
     table = Table(box=SIMPLE_HEAD, title=title, caption=note or None, title_style="bold", caption_justify="left")
     for column in ("claim", "verdict", "measured"):
         table.add_column(column, max_width=60)  # sentences, which a pipe would show on one line each
@@ -249,7 +256,7 @@ def verdict_table(title: str, verdicts: "Sequence[Verdict]", note: str) -> Table
     return table
 
 
-def _check_images(runs: Sequence[ImageRun], probes: Sequence[str]) -> None:
+def _check_images(runs: Sequence[ImageExperiment], probes: Sequence[str]) -> None:
     """Raise now, rather than after an hour, if images are missing that come after the training."""
     for data in dict.fromkeys(run.config.data for run in runs):
         for split in (setups.source(data), load_data(data, "test")):
@@ -283,7 +290,7 @@ def _launcher(options: Options, store: Store, command: str, runs: int) -> Launch
         if options.submit:
             raise ValueError("--submit is for --launcher submitit.")
         return Processes(store.place, command, options.retry, _jobs(options))
-    given = settings(options.submit)
+    given = submit_settings(options.submit)
     here = given.get("cluster") == "local"  # a real cluster has a queue of its own
     limit = _jobs(options) if here or options.jobs else max(1, runs)
     return Submitit(store.place, command, options.retry, limit, given)
@@ -297,9 +304,9 @@ def _jobs(options: Options) -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def _list(runs: list[Run], store: Store, jobs: int, retry: bool, console: Console) -> None:
+def _list(runs: list[Experiment], store: Store, jobs: int, retry: bool, console: Console) -> None:
     """The runs, what is known of each, and how long the others will take."""
-    estimate = Estimate(store.rows())
+    estimate = Estimate(store.results())
     left = {run.key for run in unfinished(runs, store, retry)}
     table = Table(box=SIMPLE_HEAD)
     for column in ("key", "run", "steps", "state", "time"):
@@ -308,21 +315,21 @@ def _list(runs: list[Run], store: Store, jobs: int, retry: bool, console: Consol
     for run in runs:
         if run.key not in left:
             row = store.outcome(run.key)
-            table.add_row(run.key, run.label, str(run.config.steps), row.status if row else "", "")
+            table.add_row(run.key, run.label, str(run.steps), row.status if row else "", "")
             continue
         share = share_left(run, store)
         seconds = estimate.seconds(run, share)
         total, longest = total + seconds, max(longest, seconds)
         state = "to do" if share == 1 else f"{1 - share:.0%} done"
-        table.add_row(run.key, run.label, str(run.config.steps), state, spelled(seconds))
+        table.add_row(run.key, run.label, str(run.steps), state, spell_time(seconds))
     console.print(table)
     console.print(
-        f"{len(left)} of {len(runs)} runs to do: {spelled(total)} of computing, about "
-        f"{spelled(max(total / jobs, longest))} with {jobs} at a time ({estimate.source}).",
+        f"{len(left)} of {len(runs)} runs to do: {spell_time(total)} of computing, about "
+        f"{spell_time(max(total / jobs, longest))} with {jobs} at a time ({estimate.source}).",
     )
 
 
-def _tell(report: Report, console: Console) -> None:
+def _tell(report: GridReport, console: Console) -> None:
     trouble = [row for row in report.finished if row.status != "done"]
     if trouble:
         words = ", ".join(f"{row.label} ({row.status})" for row in trouble[:5]) + (", …" if len(trouble) > 5 else "")

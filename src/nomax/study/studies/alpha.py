@@ -9,28 +9,28 @@ what the nonlinearity is worth, and whether weights start at a size of 1/L. What
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
+from typing import Any
 
 from nomax.phi import ACTIVATIONS, SOFTMAX
-from nomax.study import initial, sweep
-from nomax.study.figure import Figure
-from nomax.study.row import ImageRow, where
-from nomax.study.run import Run
-from nomax.study.scores import (
+from nomax.study.engine.experiment import Experiment
+from nomax.study.engine.figure import Figure
+from nomax.study.engine.result import ImageResult, Result, trained, where
+from nomax.study.engine.statistics import (
+    Interval,
     accuracy,
-    basis,
+    contrast,
     lengths,
     over_settings,
-    percent,
+    paired,
     pooled,
     repeated,
-    scale,
     seeds,
-    settled,
     values,
 )
+from nomax.study.engine.verdict import MARGIN, Verdict, above, basis, percent, plain, points, scale, settled, worst
 from nomax.study.setup import Setup
-from nomax.study.statistics import Interval, contrast, paired
-from nomax.study.verdict import MARGIN, Verdict, above, plain, points, worst
+from nomax.study.studies import alpha_sweep, initial
+from nomax.train.stop import Stop
 
 TITLE = "Which power of the sequence length?"
 CLAIMS = ("W-alpha", "W-h", "W-degrade", "W-identity", "W-init")
@@ -40,70 +40,85 @@ CLAIMS = ("W-alpha", "W-h", "W-degrade", "W-identity", "W-init")
 TWINS = {"relu": "relu6", "relu6": "relu"}
 
 
-def grid(setup: Setup, seeds: Sequence[int]) -> list[Run]:
-    """Every h with every α, and softmax, at every length. One seed after the other: a budget cuts off whole seeds."""
-    phis = [sweep.phi(activation, alpha) for activation in setup.activations for alpha in setup.alphas]
-    return [
+def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
+    """Every h with every α, and softmax, at every length; and the weights of untrained models.
+
+    One seed after the other: a budget cuts off whole seeds.
+    """
+    phis = [alpha_sweep.phi(activation, alpha) for activation in setup.activations for alpha in setup.alphas]
+    models: list[Experiment] = [
         setup.run(phi, patch=patch, seed=seed) for seed in seeds for patch in setup.patches for phi in [SOFTMAX, *phis]
     ]
+    return [*models, *initial.measurements(setup)]
 
 
-def figures(rows: Sequence[ImageRow], setup: Setup) -> list[Figure]:
+def earlier_measurements(setup: Setup, numbers: Mapping[str, Mapping[str, Any]]) -> list[Result]:
+    """The weights of untrained models, which an earlier nomax did not keep: they come out the same every time."""
+    return [run.result("done", numbers=run.measure(Stop())) for run in initial.measurements(setup)]
+
+
+def figures(rows: Sequence[Result], setup: Setup) -> list[Figure]:
     """Accuracy over α by length, and the mean weight at initialisation over the length."""
     title = "Accuracy of L⁻ᵅ·h over the exponent α"
     caption = (
         "Each h is trained with its weights multiplied by L⁻ᵅ; the broken line is softmax, which has no α. "
         "The paper's Fig. 2 shows the same for S/32, S/16 and S/8 on ImageNet."
     )
-    return [sweep.figure(rows, _lines(rows), "alpha", title, caption), initial.figure(setup)]
+    models = trained(rows)
+    return [
+        alpha_sweep.figure(models, _lines(models), "alpha", title, caption),
+        initial.figure(initial.collect(rows), setup),
+    ]
 
 
-def verdicts(rows: Sequence[ImageRow], setup: Setup) -> list[Verdict]:
-    """What the runs say about the five claims."""
-    swept = [row for row in rows if row.activation != SOFTMAX]
+def verdicts(rows: Sequence[Result], setup: Setup) -> list[Verdict]:
+    """Judge the five claims."""
+    swept = [row for row in trained(rows) if row.activation != SOFTMAX]
     at_one = where(swept, alpha=1.0)
     return [
         _best_alpha(swept, setup),
         _no_winner(at_one, setup),
         _degrades(swept, setup),
         _identity(at_one, setup),
-        initial.verdict(setup),
+        initial.verdict(initial.collect(rows), setup),
     ]
 
 
-def _lines(rows: Sequence[ImageRow]) -> list[sweep.Line]:
+def _lines(rows: Sequence[ImageResult]) -> list[alpha_sweep.Line]:
     known = list(ACTIVATIONS)
     names = {row.activation for row in rows if row.activation != SOFTMAX}
     order = sorted(names, key=lambda name: (known.index(name) if name in known else len(known), name))
-    return [sweep.Line(name, name) for name in order]
+    return [alpha_sweep.Line(name, name) for name in order]
 
 
-def _best_alpha(rows: Sequence[ImageRow], setup: Setup) -> Verdict:
+def _best_alpha(rows: Sequence[ImageResult], setup: Setup) -> Verdict:
     """The best α close to 1 against the best further away, over all pairs of h and L."""
     lines = {(line.activation, tokens): line.of(rows, tokens) for line in _lines(rows) for tokens in lengths(rows)}
-    cells = {pair: leads for pair, here in lines.items() if (leads := sweep.lead_of_near(here, accuracy))}
-    best = {pair: place for pair, here in lines.items() if (place := sweep.best_alpha(here, accuracy)) is not None}
+    cells = {pair: leads for pair, here in lines.items() if (leads := alpha_sweep.lead_of_near(here, accuracy))}
+    best = {
+        pair: place for pair, here in lines.items() if (place := alpha_sweep.best_alpha(here, accuracy)) is not None
+    }
     if not cells:
         sentence = "No two seeds have all α of an h and a length, some close to 1 and some not: nothing to judge."
         return Verdict("W-alpha", "undecided", sentence, scale(rows, setup), seeds(rows), {})
     lead = over_settings(cells)
-    near = sum(abs(place.place - 1) <= sweep.NEAR for place in best.values())
+    near = sum(abs(place.place - 1) <= alpha_sweep.NEAR for place in best.values())
     listed = "; ".join(
         f"{name} {', '.join(f'{best[pair].place:g}' for pair in best if pair[0] == name)}"
         for name in dict.fromkeys(name for name, _ in best)
     )
     sentence = (
-        f"The best α within {sweep.NEAR:g} of 1 minus the best further away, both as the other seeds choose them: "
-        f"{points(lead)} ({basis(rows, cells)}; the interval is over the settings). "
-        f"The highest mean lies within {sweep.NEAR:g} of 1 in {near} of {len(best)} pairs of h and L "
-        f"(a random choice from the grid: {sweep.near_by_chance(rows):.0%}). "
+        f"The best α within {alpha_sweep.NEAR:g} of 1 minus the best further away, both as the other seeds choose "
+        f"them: {points(lead)} ({basis(rows, cells)}; the interval is over the settings). "
+        f"The highest mean lies within {alpha_sweep.NEAR:g} of 1 in {near} of {len(best)} pairs of h and L "
+        f"(a random choice from the grid: {alpha_sweep.near_by_chance(rows):.0%}). "
         f"Best α for L = {', '.join(map(str, lengths(rows)))}: {listed}. "
         "Reproduced if the interval is above 0, contradicted if below."
     )
     numbers = {
         "lead": lead,
         "pairs whose best is near": [near, len(best)],
-        "by chance": sweep.near_by_chance(rows),
+        "by chance": alpha_sweep.near_by_chance(rows),
         "lead by pair": {f"{h}, L = {tokens}": contrast([entries]) for (h, tokens), entries in cells.items()},
         "best": {f"{h}, L = {tokens}": [found.place, found.low, found.high] for (h, tokens), found in best.items()},
     }
@@ -111,7 +126,7 @@ def _best_alpha(rows: Sequence[ImageRow], setup: Setup) -> Verdict:
     return Verdict("W-alpha", outcome, sentence, scale(rows, setup), seeds(rows), plain(numbers))
 
 
-def _no_winner(rows: Sequence[ImageRow], setup: Setup) -> Verdict:
+def _no_winner(rows: Sequence[ImageResult], setup: Setup) -> Verdict:
     """The best h against the next that is not its twin, chosen after the fact, which makes the lead look larger."""
     by_h = {
         name: values(where(rows, activation=name), lambda row: row.tokens, accuracy)
@@ -143,8 +158,8 @@ def _no_winner(rows: Sequence[ImageRow], setup: Setup) -> Verdict:
     return Verdict("W-h", outcome, sentence, scale(rows, setup), seeds(rows), plain(numbers))
 
 
-def _degrades(rows: Sequence[ImageRow], setup: Setup) -> Verdict:
-    """What α = 1 gains over α = 0, and how much more it gains at the longest length than at the shortest."""
+def _degrades(rows: Sequence[ImageResult], setup: Setup) -> Verdict:
+    """Judge what α = 1 gains over α = 0, and how much more it gains at the longest length than at the shortest."""
     scaled, unscaled = (
         values(where(rows, alpha=alpha), lambda row: (row.activation, row.tokens), accuracy) for alpha in (1.0, 0.0)
     )
@@ -178,7 +193,7 @@ def growth_with_length(cells: Mapping[tuple[str, int], Sequence[float]]) -> Inte
     return contrast(chosen, [1 / len(names)] * len(names) + [-1 / len(names)] * len(names))
 
 
-def _identity(rows: Sequence[ImageRow], setup: Setup) -> Verdict:
+def _identity(rows: Sequence[ImageResult], setup: Setup) -> Verdict:
     """relu against identity at α = 1."""
     relu, identity = (
         values(where(rows, activation=name), lambda row: row.tokens, accuracy) for name in ("relu", "identity")

@@ -16,28 +16,39 @@ from collections.abc import Sequence
 from typing import Any
 
 from nomax.phi import SOFTMAX
-from nomax.study.figure import Figure
-from nomax.study.row import TextRow, where
-from nomax.study.scores import pooled, repeated, values
-from nomax.study.statistics import Interval, contrast, paired
-from nomax.study.text_figure import Panel, figure
-from nomax.study.text_measures import FAR, FREQUENT
-from nomax.study.text_run import KINDS, TextRun
-from nomax.study.text_scores import MARGIN, basis, collected, judged, lead, loss, measurement, nats, spread, turned
+from nomax.study.engine.experiment import RELUFORMERS, TextExperiment
+from nomax.study.engine.figure import Figure
+from nomax.study.engine.result import TextResult, where
+from nomax.study.engine.statistics import Interval, contrast, paired, pooled, repeated, values
+from nomax.study.engine.verdict import Outcome, Verdict, above, worst
+from nomax.study.measures import FAR, FREQUENT
+from nomax.study.studies.text_common import (
+    MARGIN,
+    Panel,
+    basis,
+    collected,
+    figure,
+    judged,
+    lead,
+    loss,
+    measurement,
+    nats,
+    spread,
+    turned,
+)
 from nomax.study.text_setup import TextSetup
-from nomax.study.verdict import Outcome, Verdict, above, worst
 
 TITLE = "Is ReLU attention better for long documents?"
 CLAIMS = ("S-long", "S-distant")
 KIND = "text"
 
-OURS = KINDS[True, True]
+OURS = RELUFORMERS[True, True]
 MEASURES = ("bleu", "rows", "distance")
 LONG = 512  # tokens, from which the paper's ReLUFormer is ahead
 BLEU = "The paper's ReLUFormer is on par to 256 tokens, ahead from 512, and by 1.15 BLEU at 1,024 (Europarl7)."
 
 
-def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextRun]:
+def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextExperiment]:
     """Both kinds at every length. One seed after the other, so a budget cuts off whole seeds."""
     return [
         run
@@ -50,7 +61,7 @@ def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextRun]:
     ]
 
 
-def figures(rows: Sequence[TextRow], setup: TextSetup) -> list[Figure]:
+def figures(rows: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
     """Loss and BLEU over the length, and where attention looks."""
     quality = [Panel("test loss (nats)", loss), Panel("BLEU", measurement("bleu"))]
     looks = [
@@ -75,17 +86,17 @@ def figures(rows: Sequence[TextRow], setup: TextSetup) -> list[Figure]:
     ]
 
 
-def verdicts(rows: Sequence[TextRow], setup: TextSetup) -> list[Verdict]:
-    """What the runs say about the two claims."""
+def verdicts(rows: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
+    """Judge the two claims."""
     return [_grows(rows, setup), _distant([row for row in rows if row.tokens >= LONG], setup)]
 
 
-def _figure(rows: Sequence[TextRow], panels: list[Panel], name: str, title: str, caption: str) -> Figure:
+def _figure(rows: Sequence[TextResult], panels: list[Panel], name: str, title: str, caption: str) -> Figure:
     said = {"name": name, "title": title, "caption": caption, "axis": "tokens"}
     return figure(rows, panels, lambda row: row.attention, lambda row: row.tokens, logarithmic=True, **said)
 
 
-def _grows(rows: Sequence[TextRow], setup: TextSetup) -> Verdict:
+def _grows(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
     cells = lead(where(rows, attention=OURS), where(rows, attention=SOFTMAX), lambda row: row.tokens)
     used = repeated(cells)
     short = {length: entries for length, entries in used.items() if length < LONG}
@@ -111,7 +122,7 @@ def _difference(first: dict[int, Sequence[float]], second: dict[int, Sequence[fl
     return contrast([*first.values(), *second.values()], weights)
 
 
-def _distant(rows: Sequence[TextRow], setup: TextSetup) -> Verdict:
+def _distant(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
     found = {}
     for name in ("distant", "frequent"):
         ours, softmax = (
@@ -132,7 +143,7 @@ def _distant(rows: Sequence[TextRow], setup: TextSetup) -> Verdict:
 
 
 def _if_translated(
-    claim: str, outcome: Outcome, sentence: str, rows: Sequence[TextRow], setup: TextSetup, numbers: dict[str, Any]
+    claim: str, outcome: Outcome, sentence: str, rows: Sequence[TextResult], setup: TextSetup, numbers: dict[str, Any]
 ) -> Verdict:
     """The verdict, or that nothing is decided, where models of long documents make nothing of their sources."""
     long = [row for row in rows if row.tokens >= LONG]

@@ -15,16 +15,17 @@ from typing import Any
 import numpy as np
 
 from nomax.phi import SOFTMAX
-from nomax.study.figure import Figure
-from nomax.study.row import TextRow, where
-from nomax.study.scores import pooled
-from nomax.study.statistics import Interval, contrast
-from nomax.study.text_figure import Panel, figure
-from nomax.study.text_run import TextRun
-from nomax.study.text_scores import (
+from nomax.study.engine.experiment import TextExperiment
+from nomax.study.engine.figure import Figure
+from nomax.study.engine.result import TextResult, where
+from nomax.study.engine.statistics import Interval, contrast, pooled
+from nomax.study.engine.verdict import Verdict, above, within, worst
+from nomax.study.studies.text_common import (
     MARGIN,
+    Panel,
     basis,
     collected,
+    figure,
     judged,
     lead,
     loss,
@@ -34,7 +35,6 @@ from nomax.study.text_scores import (
     turned,
 )
 from nomax.study.text_setup import TextSetup
-from nomax.study.verdict import Verdict, above, within, worst
 
 TITLE = "Is a feed-forward layer a memory, and does softmax harm it?"
 CLAIMS = ("S-softmax-ffn", "S-ln", "S-slots", "S-central", "S-variance")
@@ -48,7 +48,7 @@ SMALL = 0.1  # "small beside the residual": a tenth of its variance, by our choi
 BLEU = "The paper has 34.22 BLEU for ReLU, 33.08 for softmax and 34.21 for softmax with LayerNorm (IWSLT14)."
 
 
-def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextRun]:
+def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextExperiment]:
     """The three kinds with every number of slots. One seed after the other, so a budget cuts off whole seeds."""
     return [
         setup.run(SOFTMAX, memory=memory, memory_norm=norm, slots=slots, seed=seed)
@@ -58,7 +58,7 @@ def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextRun]:
     ]
 
 
-def figures(rows: Sequence[TextRow], setup: TextSetup) -> list[Figure]:
+def figures(rows: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
     """Loss and BLEU over slots, and what is inside the memories."""
     quality = [Panel("test loss (nats)", loss), Panel("BLEU", measurement("bleu"))]
     inside = [
@@ -76,8 +76,8 @@ def figures(rows: Sequence[TextRow], setup: TextSetup) -> list[Figure]:
     ]
 
 
-def verdicts(rows: Sequence[TextRow], setup: TextSetup) -> list[Verdict]:
-    """What the runs say about the five claims."""
+def verdicts(rows: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
+    """Judge the five claims."""
     return [
         _worse(rows, setup),
         _normed(rows, setup),
@@ -95,12 +95,12 @@ def lemma(slots: int, draws: int = 4000) -> tuple[float, float]:
     return float((np.maximum(x, 0) * v).sum(1).var() / (slots / 2)), float((weights * v).sum(1).var())
 
 
-def _figure(rows: Sequence[TextRow], panels: list[Panel], name: str, title: str, caption: str) -> Figure:
+def _figure(rows: Sequence[TextResult], panels: list[Panel], name: str, title: str, caption: str) -> Figure:
     said = {"name": name, "title": title, "caption": caption, "axis": "slots"}
     return figure(rows, panels, lambda row: row.memory, lambda row: row.slots, logarithmic=True, **said)
 
 
-def _lead(rows: Sequence[TextRow], second: str) -> dict[int, list[float]]:
+def _lead(rows: Sequence[TextResult], second: str) -> dict[int, list[float]]:
     return lead(where(rows, memory=RELU), where(rows, memory=second), lambda row: row.slots)
 
 
@@ -108,7 +108,7 @@ def _by_slots(cells: dict[int, list[float]]) -> str:
     return ", ".join(f"{slots:,}: {contrast([cells[slots]]).mean:+.3f}".replace("-", "−") for slots in sorted(cells))
 
 
-def _worse(rows: Sequence[TextRow], setup: TextSetup) -> Verdict:
+def _worse(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
     cells = _lead(rows, PLAIN)
     ahead = pooled(cells)
     sentence = (
@@ -118,7 +118,7 @@ def _worse(rows: Sequence[TextRow], setup: TextSetup) -> Verdict:
     return judged("S-softmax-ffn", above(ahead, 0), sentence, rows, setup, _numbers(cells, ahead))
 
 
-def _normed(rows: Sequence[TextRow], setup: TextSetup) -> Verdict:
+def _normed(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
     few = [row for row in rows if row.slots < MANY]
     cells = _lead(few, NORMED)
     ahead = pooled(cells)
@@ -130,7 +130,7 @@ def _normed(rows: Sequence[TextRow], setup: TextSetup) -> Verdict:
     return judged("S-ln", within(ahead, -MARGIN, MARGIN), sentence, few, setup, _numbers(cells, ahead))
 
 
-def _many(rows: Sequence[TextRow], setup: TextSetup) -> Verdict:
+def _many(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
     many = [row for row in rows if row.slots >= MANY]
     cells, normed = _lead(many, PLAIN), _lead(many, NORMED)
     ahead, ahead_of_normed = pooled(cells), pooled(normed)
@@ -144,7 +144,7 @@ def _many(rows: Sequence[TextRow], setup: TextSetup) -> Verdict:
     return judged("S-slots", outcome, sentence, many, setup, numbers)
 
 
-def _central(rows: Sequence[TextRow], setup: TextSetup) -> Verdict:
+def _central(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
     large = [row for row in rows if row.slots >= USUAL]
     score = measurement("top_share")
     softmax, relu = (
@@ -158,7 +158,7 @@ def _central(rows: Sequence[TextRow], setup: TextSetup) -> Verdict:
     return judged("S-central", above(softmax, MOST), sentence, large, setup, {"softmax": softmax, "relu": relu})
 
 
-def _variance(rows: Sequence[TextRow], setup: TextSetup) -> Verdict:
+def _variance(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
     score = measurement("variance_ratio")
     softmax, relu = (
         pooled(collected(where(rows, memory=kind), lambda row: row.slots, score)) for kind in (PLAIN, RELU)

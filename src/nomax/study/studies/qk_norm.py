@@ -9,42 +9,41 @@ warned that this may change at scale. What came out: results/qk-norm/verdicts.md
 
 from collections.abc import Sequence
 
-from nomax.study import sweep
-from nomax.study.figure import Figure
-from nomax.study.row import ImageRow, where
-from nomax.study.run import Run
-from nomax.study.scores import accuracy, basis, pooled, repeated, scale, seeds, settled, values
+from nomax.study.engine.experiment import Experiment
+from nomax.study.engine.figure import Figure
+from nomax.study.engine.result import ImageResult, where
+from nomax.study.engine.statistics import accuracy, contrast, paired, pooled, repeated, seeds, values
+from nomax.study.engine.verdict import MARGIN, Outcome, Verdict, basis, plain, points, scale, settled, within
 from nomax.study.setup import Setup
-from nomax.study.statistics import contrast, paired
-from nomax.study.verdict import MARGIN, Outcome, Verdict, plain, points, within
+from nomax.study.studies import alpha_sweep
 
 TITLE = "Does qk-layernorm matter?"
 CLAIMS = ("W-qknorm",)
 
 LINES = [
-    sweep.Line(f"{name}{', no qk-norm' * (not norm)}", name, qk_norm=norm, broken=not norm)
-    for name in sweep.PAIRED
+    alpha_sweep.Line(f"{name}{', no qk-norm' * (not norm)}", name, qk_norm=norm, broken=not norm)
+    for name in alpha_sweep.PAIRED
     for norm in (True, False)
 ]
 
 
-def grid(setup: Setup, seeds: Sequence[int]) -> list[Run]:
+def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
     """Both h with every α, with and without qk-norm, at every length; and softmax with it."""
-    return sweep.pairs(setup, seeds, [{"qk_norm": norm} for norm in (True, False)])
+    return alpha_sweep.pairs(setup, seeds, [{"qk_norm": norm} for norm in (True, False)])
 
 
-def figures(rows: Sequence[ImageRow], setup: Setup) -> list[Figure]:
+def figures(rows: Sequence[ImageResult], setup: Setup) -> list[Figure]:
     """Accuracy over α by length, with and without qk-norm."""
     caption = (
         "Filled: queries and keys are normalised, as in all other runs; hollow: they are not. The dashed level is "
         "softmax with qk-norm. The paper's Fig. 3 shows the same for S/32, S/16 and S/8."
     )
-    return [sweep.figure(rows, LINES, "qk-norm", "Accuracy over α with and without qk-layernorm", caption)]
+    return [alpha_sweep.figure(rows, LINES, "qk-norm", "Accuracy over α with and without qk-layernorm", caption)]
 
 
-def verdicts(rows: Sequence[ImageRow], setup: Setup) -> list[Verdict]:
-    """Whether the effect is smaller than a point."""
-    swept = [row for row in rows if row.activation in sweep.PAIRED and row.gate is None]
+def verdicts(rows: Sequence[ImageResult], setup: Setup) -> list[Verdict]:
+    """Judge whether the effect is smaller than a point."""
+    swept = [row for row in rows if row.activation in alpha_sweep.PAIRED and row.gate is None]
     normed, free = (
         values(where(swept, qk_norm=norm), lambda row: (row.activation, row.tokens, row.alpha), accuracy)
         for norm in (True, False)
@@ -59,7 +58,7 @@ def verdicts(rows: Sequence[ImageRow], setup: Setup) -> list[Verdict]:
     single = {cell: contrast([entries]) for cell, entries in repeated(cells).items()}
     (name, tokens, _), largest = max(single.items(), key=lambda item: abs(item[1].mean))
     # Opposite effects must not hide each other in a mean. More parts than these would have one that is large by chance.
-    by_h = [pooled({cell: cells[cell] for cell in cells if cell[0] == name}) for name in sweep.PAIRED]
+    by_h = [pooled({cell: cells[cell] for cell in cells if cell[0] == name}) for name in alpha_sweep.PAIRED]
     outcome: Outcome = within(effect, -MARGIN, MARGIN)
     if any(within(found, -MARGIN, MARGIN) == "contradicted" for found in by_h):
         outcome = "contradicted"

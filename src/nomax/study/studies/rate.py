@@ -12,12 +12,12 @@ from typing import Any
 
 from nomax import _colours
 from nomax.phi import SOFTMAX
-from nomax.study.figure import Figure, Table, legend, nothing_yet, percent_axis, sheet
-from nomax.study.row import ImageRow, where
-from nomax.study.run import Run
-from nomax.study.scores import CHANCE_NOTE, accuracy, lengths, percent, seeds
+from nomax.study.engine.experiment import Experiment
+from nomax.study.engine.figure import Figure, Table, legend, nothing_yet, percent_axis, sheet
+from nomax.study.engine.result import ImageResult, where
+from nomax.study.engine.statistics import accuracy, lengths, seeds
+from nomax.study.engine.verdict import CHANCE_NOTE, Verdict, percent
 from nomax.study.setup import Setup, adapted
-from nomax.study.verdict import Verdict
 
 TITLE = "Which learning rate suits softmax?"
 CLAIMS: tuple[str, ...] = ()
@@ -27,7 +27,7 @@ MARKERS = "osD^v"
 DASHES = ("-", "--", "-.", ":")  # all lines are softmax's, and have its colour
 
 
-def grid(setup: Setup, seeds: Sequence[int]) -> list[Run]:
+def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
     """Softmax with every rate at every length."""
     return [
         adapted(setup, lr=rate).run(SOFTMAX, patch=patch, seed=seed)
@@ -37,7 +37,7 @@ def grid(setup: Setup, seeds: Sequence[int]) -> list[Run]:
     ]
 
 
-def figures(rows: Sequence[ImageRow], setup: Setup) -> list[Figure]:
+def figures(rows: Sequence[ImageResult], setup: Setup) -> list[Figure]:
     """Accuracy over the learning rate, a line for each length."""
     means = {(row.tokens, row.lr): _mean(where(rows, tokens=row.tokens, lr=row.lr)) for row in rows}
     best = {
@@ -62,16 +62,16 @@ def figures(rows: Sequence[ImageRow], setup: Setup) -> list[Figure]:
     return [Figure("rate", TITLE, caption, words, table, lambda: _paint(rows))]
 
 
-def verdicts(rows: Sequence[ImageRow], setup: Setup) -> list[Verdict]:
+def verdicts(rows: Sequence[ImageResult], setup: Setup) -> list[Verdict]:
     """None: this study chooses a number."""
     return []
 
 
-def _mean(rows: Sequence[ImageRow]) -> float:
+def _mean(rows: Sequence[ImageResult]) -> float:
     return fmean(accuracy(row) or 0.0 for row in rows)
 
 
-def _paint(rows: Sequence[ImageRow]) -> Any:
+def _paint(rows: Sequence[ImageResult]) -> Any:
     from matplotlib.lines import Line2D
 
     picture, (axis,) = sheet(1)

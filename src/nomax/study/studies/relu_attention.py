@@ -10,27 +10,51 @@ their zeros in trained models, and how long untrained ones take to read and pred
 results/relu-attention/verdicts.md.
 """
 
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any, ClassVar
 
+import torch
+
+from nomax import _colours
+from nomax.models import ReLUFormer, ReLUFormerConfig
 from nomax.phi import SOFTMAX
-from nomax.study import speed
-from nomax.study.figure import Figure
-from nomax.study.row import TextRow, where
-from nomax.study.scores import pooled, values
-from nomax.study.statistics import Interval, paired
-from nomax.study.text_figure import Panel, listing
-from nomax.study.text_run import KINDS, TextRun
-from nomax.study.text_scores import MARGIN, basis, judged, lead, loss, measurement, nats, spread, turned
+from nomax.study.engine.experiment import (
+    ATTENTIONS,
+    RELUFORMERS,
+    Experiment,
+    Measurement,
+    TextExperiment,
+    reluformer_macs,
+)
+from nomax.study.engine.figure import Figure, Table, nothing_yet, sheet
+from nomax.study.engine.result import Numbers, Result, TextResult, measured, trained, where
+from nomax.study.engine.statistics import Interval, contrast, paired, pooled, values
+from nomax.study.engine.verdict import Verdict, above, plain, worst
+from nomax.study.studies.text_common import (
+    MARGIN,
+    Panel,
+    basis,
+    judged,
+    lead,
+    listing,
+    loss,
+    measurement,
+    nats,
+    spread,
+    turned,
+)
 from nomax.study.text_setup import TextSetup
-from nomax.study.verdict import Verdict, above, worst
+from nomax.train.stop import Stop
 
 TITLE = "Can ReLU replace softmax in attention for text?"
 CLAIMS = ("S-diverge", "S-factor", "S-losses", "S-speed")
 KIND = "text"
 
-DIRECT, OURS = "relu", KINDS[True, True]
-FACTOR, UNNORMALISED = KINDS[False, False], KINDS[False, True]
+DIRECT, OURS = "relu", RELUFORMERS[True, True]
+FACTOR, UNNORMALISED = RELUFORMERS[False, False], RELUFORMERS[False, True]
 # A loss so much higher than softmax's is called not to converge: e times its perplexity. A run that breaks off, and so
 # counts as a uniform guess, is further away than that as soon as softmax has learned which words are frequent.
 GAP = 1.0
@@ -38,20 +62,76 @@ BLEU = (
     "The paper has 34.22 BLEU for softmax, 33.19 for the factor alone, 34.56 with both losses and 33.19 without that "
     "of normalisation; ReLU put in directly diverges (IWSLT14)."
 )
+ROUNDS = 9  # each times every kind once, so whatever else the machine does meets all of them
+BATCH = 16
+AS_FAST = 0.9  # "as fast": at most a tenth slower
+FASTER = 1.5  # "about 1.7 times as fast": at least so much
+SPARSE = ("sparsemax", "1.5-entmax")
 
 
-def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextRun]:
-    """Ten kinds of attention. One seed after the other, so a budget cuts off whole seeds."""
-    return [run for seed in seeds for run in _kinds(setup, seed)]
+@dataclass(frozen=True)
+class Speed(Measurement):
+    """The CPU time of one pass of untrained models over sequences of full length, kind after kind in each round."""
+
+    kind: ClassVar[str] = "speed"
+    alone: ClassVar[bool] = True
+
+    model: ReLUFormerConfig
+    """ReLUFormer; the others differ in their attention alone."""
+    batch: int = BATCH
+    rounds: int = ROUNDS
+
+    @property
+    def variant(self) -> str:
+        """The model, in a word."""
+        return f"{self.model.dim} wide, {self.model.encoder_layers}+{self.model.decoder_layers} layers"
+
+    @property
+    def tokens(self) -> int:
+        """The length of sequences."""
+        return self.model.max_length
+
+    @property
+    def flops(self) -> int:
+        """Floating point operations of all passes."""
+        return 2 * len(ATTENTIONS) * (self.rounds + 1) * reluformer_macs(self.model) * self.batch * self.tokens
+
+    def measure(self, stop: Stop) -> Numbers | None:
+        """Return the seconds of each kind, by round."""
+        models = {OURS: _untrained(self.model)}
+        for phi, name in ATTENTIONS.items():
+            models[name] = _untrained(replace(self.model, phi=phi, learned_gain=None, gamma=1.0))
+        generator = torch.Generator().manual_seed(0)
+        source, target = torch.randint(5, self.model.vocabulary, (2, self.batch, self.tokens), generator=generator)
+        seconds: dict[str, list[float]] = {name: [] for name in models}
+        with torch.inference_mode():
+            for _ in range(self.rounds + 1):
+                for name, model in models.items():
+                    if stop.asked:
+                        return None
+                    start = time.process_time()
+                    model(source, target)
+                    seconds[name].append(time.process_time() - start)
+        return {name: tuple(times[1:]) for name, times in seconds.items()}  # the first round warms up
 
 
-def figures(
-    rows: Sequence[TextRow], setup: TextSetup, before: Mapping[str, Mapping[str, Any]] | None = None
-) -> list[Figure]:
-    """Loss, BLEU, entropy and zeros of each kind, and the times.
+def grid(setup: TextSetup, seeds: Sequence[int]) -> list[Experiment]:
+    """Ten kinds of attention, and their speed. One seed after the other, so a budget cuts off whole seeds."""
+    return [*(run for seed in seeds for run in _kinds(setup, seed)), speed_to_measure(setup)]
 
-    before: the numbers of verdicts by claim, if times are not to be measured again.
-    """
+
+def speed_to_measure(setup: TextSetup) -> Speed:
+    """The measurement of all kinds."""
+    return Speed(setup.reluformer().config.model)
+
+
+def earlier_measurements(setup: TextSetup, numbers: Mapping[str, Mapping[str, Any]]) -> list[Result]:
+    """The times that an earlier nomax kept among the numbers of the verdict alone."""
+    return [speed_to_measure(setup).result("done", numbers=numbers["S-speed"]["seconds"])]
+
+
+def figures(rows: Sequence[Result], setup: TextSetup) -> list[Figure]:
+    """Loss, BLEU, entropy and zeros of each kind, and the times."""
     panels = [
         Panel("test loss (nats)", loss),
         Panel("BLEU", measurement("bleu")),
@@ -65,20 +145,28 @@ def figures(
         f"{setup.reluformer_lr:g} for ReLUFormer and what lacks parts of it, {setup.lr:g} for the others."
     )
     named = {"name": "relu-attention", "title": title, "caption": caption}
-    times = before["S-speed"]["seconds"] if before else speed.measure(setup)
-    return [listing(rows, panels, lambda row: row.attention, **named), speed.figure(setup, times)]
+    return [
+        listing(trained(rows), panels, lambda row: row.attention, **named),
+        speed_figure(setup, seconds_by_kind(rows)),
+    ]
 
 
-def verdicts(rows: Sequence[TextRow], setup: TextSetup) -> list[Verdict]:
-    """What the runs say about the four claims."""
-    return [_diverges(rows, setup), _factor(rows, setup), _losses(rows, setup), speed.verdict(setup)]
+def verdicts(rows: Sequence[Result], setup: TextSetup) -> list[Verdict]:
+    """Judge the four claims."""
+    models = trained(rows)
+    return [
+        _diverges(models, setup),
+        _factor(models, setup),
+        _losses(models, setup),
+        speed_verdict(setup, seconds_by_kind(rows)),
+    ]
 
 
-def _kinds(setup: TextSetup, seed: int) -> list[TextRun]:
+def _kinds(setup: TextSetup, seed: int) -> list[TextExperiment]:
     return [
         setup.run(SOFTMAX, seed=seed),
         setup.run("relu", seed=seed),
-        *(setup.reluformer(losses=losses, seed=seed) for losses in sorted(KINDS)),
+        *(setup.reluformer(losses=losses, seed=seed) for losses in sorted(RELUFORMERS)),
         setup.run("relu/L", seed=seed),
         setup.run("sparsemax", seed=seed),
         setup.run("entmax15", seed=seed),
@@ -86,14 +174,14 @@ def _kinds(setup: TextSetup, seed: int) -> list[TextRun]:
     ]
 
 
-def _ahead(rows: Sequence[TextRow], first: str, second: str) -> tuple[Interval, str]:
-    """By how much the loss of the first is lower, and what that rests on."""
+def _ahead(rows: Sequence[TextResult], first: str, second: str) -> tuple[Interval, str]:
+    """Return by how much the loss of the first is lower, and what that rests on."""
     chosen = where(rows, attention=first) + where(rows, attention=second)
     cells = lead(where(rows, attention=first), where(rows, attention=second), lambda row: row.data)
     return pooled(cells), basis(chosen, cells)
 
 
-def _diverges(rows: Sequence[TextRow], setup: TextSetup) -> Verdict:
+def _diverges(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
     behind, said = _ahead(rows, SOFTMAX, DIRECT)
     used = where(rows, attention=DIRECT)
     broken = sum(row.status == "diverged" for row in used)
@@ -106,7 +194,7 @@ def _diverges(rows: Sequence[TextRow], setup: TextSetup) -> Verdict:
     return judged("S-diverge", above(behind, GAP), sentence, compared, setup, {"behind": behind, "broke off": broken})
 
 
-def _factor(rows: Sequence[TextRow], setup: TextSetup) -> Verdict:
+def _factor(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
     behind, said = _ahead(rows, SOFTMAX, FACTOR)
     sentence = (
         f"With the factor alone the loss is higher than that of softmax by {nats(behind)} ({said}). {BLEU} Reproduced "
@@ -116,10 +204,10 @@ def _factor(rows: Sequence[TextRow], setup: TextSetup) -> Verdict:
     return judged("S-factor", outcome, sentence, where(rows, attention=FACTOR), setup, {"behind": behind})
 
 
-def _losses(rows: Sequence[TextRow], setup: TextSetup) -> Verdict:
+def _losses(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
     ahead, said = _ahead(rows, OURS, SOFTMAX)
     gain, _ = _ahead(rows, OURS, UNNORMALISED)
-    entropy, _ = _ahead(rows, OURS, KINDS[True, False])
+    entropy, _ = _ahead(rows, OURS, RELUFORMERS[True, False])
     fall = pooled(paired(*(_entropies(where(rows, attention=kind)) for kind in (OURS, UNNORMALISED))))
     numbers = {"over softmax": ahead, "over no normalisation loss": gain, "over no entropy loss": entropy}
     told = ""
@@ -136,5 +224,79 @@ def _losses(rows: Sequence[TextRow], setup: TextSetup) -> Verdict:
     return judged("S-losses", outcome, sentence, where(rows, attention=OURS), setup, numbers)
 
 
-def _entropies(rows: Sequence[TextRow]) -> dict[tuple[str, int], float]:
+def _entropies(rows: Sequence[TextResult]) -> dict[tuple[str, int], float]:
     return values(rows, lambda row: row.data, measurement("entropy"))
+
+
+def seconds_by_kind(rows: Sequence[Result]) -> Numbers:
+    """The times that were measured, if they were."""
+    return next((row.numbers for row in measured(rows, Speed.kind)), {})
+
+
+def ratios(seconds: Numbers) -> dict[str, Interval]:
+    """Return how many times as long as ReLUFormer each other kind takes."""
+    return {
+        name: contrast([[other / ours for other, ours in zip(times, seconds[OURS], strict=True)]])
+        for name, times in seconds.items()
+        if name != OURS
+    }
+
+
+def speed_verdict(setup: TextSetup, seconds: Numbers) -> Verdict:
+    """Judge whether ReLUFormer is as fast as softmax and faster than the sparse maps."""
+    ratio = ratios(seconds)
+    scale = f"{BATCH} sequences of {setup.length} tokens on each side, {setup.dim} wide, {setup.layers}+{setup.layers} "
+    scale += "layers, untrained, one CPU thread"
+    if not set(SPARSE) <= set(ratio):
+        sentence = "No time has been measured yet: nothing to judge."
+        return Verdict("S-speed", "undecided", sentence, scale, [0], plain(ratio))
+    listed = ", ".join(f"{name} {spread(interval, 2)}" for name, interval in ratio.items())
+    sentence = (
+        f"Times of one pass, in those of ReLUFormer: {listed} ({ROUNDS} interleaved rounds of CPU time). The paper has "
+        f"about 1 and 1.7, of whole translations. Reproduced if the interval of softmax is above {AS_FAST:g} and those "
+        f"of sparsemax and 1.5-entmax above {FASTER:g}, contradicted if one is below."
+    )
+    outcome = worst([above(ratio[SOFTMAX], AS_FAST), *(above(ratio[name], FASTER) for name in SPARSE)])
+    numbers = {**ratio, "seconds": dict(seconds)}
+    return Verdict("S-speed", outcome, sentence, scale, [0], plain(numbers))
+
+
+def speed_figure(setup: TextSetup, seconds: Numbers) -> Figure:
+    """Times of each kind, in those of ReLUFormer."""
+    ratio = ratios(seconds)
+    rows = tuple(
+        (name, round(1e3 * median(times), 2), round(ratio[name].mean if name in ratio else 1.0, 3))
+        for name, times in seconds.items()
+    )
+    title = "How long a pass takes"
+    caption = (
+        f"CPU time of one pass of untrained models over {BATCH} sequences of {setup.length} tokens on each side, "
+        f"relative to ReLUFormer: means over {ROUNDS} interleaved rounds, with 95 % intervals. The paper has about 1 "
+        "for softmax and 1.7 for sparsemax and 1.5-entmax."
+    )
+    words = "; ".join(f"{name} {times:g} times" for name, _, times in rows if name != OURS)
+    alternative = f"Time of one pass relative to ReLUFormer: {words}."
+    table = Table(("kind", "milliseconds", "relative to ReLUFormer"), rows)
+    return Figure("speed", title, caption, alternative, table, lambda: _paint_speed(ratio))
+
+
+def _untrained(config: ReLUFormerConfig) -> ReLUFormer:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return ReLUFormer.from_config(config).eval()
+
+
+def _paint_speed(ratio: Mapping[str, Interval]) -> Any:
+    picture, (axis,) = sheet(1, height=2.6)
+    if not ratio:
+        nothing_yet(axis)
+        return picture
+    for place, (name, interval) in enumerate(ratio.items()):
+        colour = _colours.of(name).light
+        axis.plot([interval.low, interval.high], [place] * 2, lw=1.6, color=colour)
+        axis.plot(interval.mean, place, "o", ms=7, color=colour)
+    axis.axvline(1, color=_colours.of("relu").light, lw=1.3, ls=(0, (5, 3)))
+    axis.set_yticks(range(len(ratio)), list(ratio))
+    axis.invert_yaxis()
+    axis.set_xlabel("time relative to ReLUFormer")
+    return picture

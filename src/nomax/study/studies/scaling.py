@@ -16,25 +16,36 @@ from typing import Any
 
 from nomax import _colours
 from nomax.phi import SOFTMAX
-from nomax.study.figure import Figure, Table, legend, nothing_yet, percent_axis, sheet
-from nomax.study.row import ImageRow, where
-from nomax.study.run import Run
-from nomax.study.scores import (
-    CHANCE_NOTE,
+from nomax.study.engine.experiment import Experiment
+from nomax.study.engine.figure import Figure, Table, legend, nothing_yet, percent_axis, sheet
+from nomax.study.engine.result import ImageResult, where
+from nomax.study.engine.statistics import (
+    Interval,
     accuracy,
-    basis,
-    percent,
+    contrast,
+    paired,
     pooled,
     repeated,
-    scale,
     seeds,
-    settled,
+    slope_weights,
     ten_shot,
     values,
 )
+from nomax.study.engine.verdict import (
+    CHANCE_NOTE,
+    MARGIN,
+    Outcome,
+    Verdict,
+    above,
+    basis,
+    percent,
+    plain,
+    points,
+    scale,
+    settled,
+    worst,
+)
 from nomax.study.setup import Setup
-from nomax.study.statistics import Interval, contrast, paired, slope_weights
-from nomax.study.verdict import MARGIN, Outcome, Verdict, above, plain, points, worst
 
 TITLE = "Does relu/L keep up with softmax as compute grows?"
 CLAIMS = ("W-match", "W-transfer")
@@ -42,7 +53,7 @@ CLAIMS = ("W-match", "W-transfer")
 RELU = "relu/L"
 PHIS = (SOFTMAX, RELU)
 MARKERS = "osD^vP*X<>hp"
-SCORES: dict[str, Callable[[ImageRow], float | None]] = {"accuracy": accuracy, "10-shot accuracy": ten_shot}
+SCORES: dict[str, Callable[[ImageResult], float | None]] = {"accuracy": accuracy, "10-shot accuracy": ten_shot}
 
 
 @dataclass(frozen=True)
@@ -63,7 +74,7 @@ class Point:
         return fmean(self.entries)
 
 
-def grid(setup: Setup, seeds: Sequence[int]) -> list[Run]:
+def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
     """Both φ with every size and patch. One seed after the other, so a budget cuts off whole seeds."""
     longer = replace(setup, steps=setup.scaling_steps or setup.steps)
     return [
@@ -75,7 +86,7 @@ def grid(setup: Setup, seeds: Sequence[int]) -> list[Run]:
     ]
 
 
-def figures(rows: Sequence[ImageRow], setup: Setup) -> list[Figure]:
+def figures(rows: Sequence[ImageResult], setup: Setup) -> list[Figure]:
     """Accuracy and 10-shot accuracy against measured compute."""
     count = len(seeds(rows))
     caption = (
@@ -89,15 +100,15 @@ def figures(rows: Sequence[ImageRow], setup: Setup) -> list[Figure]:
     return [Figure("scaling", title, caption, _describe(panels), _table(panels), lambda: _paint(panels))]
 
 
-def verdicts(rows: Sequence[ImageRow], setup: Setup) -> list[Verdict]:
-    """Whether relu/L matches softmax, in accuracy and in transfer."""
+def verdicts(rows: Sequence[ImageResult], setup: Setup) -> list[Verdict]:
+    """Judge whether relu/L matches softmax, in accuracy and in transfer."""
     return [
         _matches("W-match", "accuracy", rows, setup),
         _matches("W-transfer", "10-shot accuracy", rows, setup),
     ]
 
 
-def collect(rows: Sequence[ImageRow], score: Callable[[ImageRow], float | None]) -> list[Point]:
+def collect(rows: Sequence[ImageResult], score: Callable[[ImageResult], float | None]) -> list[Point]:
     """The points of a panel, from the least compute. Without a finished run that has this score there are none."""
     found = []
     if any(row.status == "done" and score(row) is not None for row in rows):
@@ -114,7 +125,7 @@ def collect(rows: Sequence[ImageRow], score: Callable[[ImageRow], float | None])
     return sorted(found, key=lambda point: point.core_hours)
 
 
-def _matches(claim: str, name: str, rows: Sequence[ImageRow], setup: Setup) -> Verdict:
+def _matches(claim: str, name: str, rows: Sequence[ImageResult], setup: Setup) -> Verdict:
     score = SCORES[name]
     judged = [row for row in rows if row.phi in PHIS]
     relu, softmax = (values(where(judged, phi=phi), lambda row: row.variant, score) for phi in (RELU, SOFTMAX))
@@ -163,7 +174,7 @@ def _matches(claim: str, name: str, rows: Sequence[ImageRow], setup: Setup) -> V
 
 
 def trend(cells: dict[str, list[float]], flops: dict[str, int]) -> tuple[Interval, Interval]:
-    """How much relu/L gains on softmax per tenfold of operations, and where that line is at the largest model.
+    """Return how much relu/L gains on softmax per tenfold of operations, and that line at the largest model.
 
     At one size both φ spend the same operations, so the line goes through paired differences.
     """

@@ -9,22 +9,19 @@ there are no penalties. It judges where the loss on the test split is lowest. Wh
 results/text-phi/verdicts.md.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from statistics import fmean
 
 from nomax.phi import SOFTMAX
-from nomax.study import sweep
-from nomax.study.figure import Figure
-from nomax.study.row import TextRow, where
-from nomax.study.scores import over_settings, pooled
-from nomax.study.statistics import Interval
-from nomax.study.text_figure import Panel, figure
-from nomax.study.text_run import TextRun
-from nomax.study.text_scores import basis, judged, loss, nats, quality
-from nomax.study.text_scores import lead as by_seed
+from nomax.study.engine.experiment import TextExperiment
+from nomax.study.engine.figure import Figure
+from nomax.study.engine.result import TextResult, where
+from nomax.study.engine.statistics import Interval, over_settings, pooled
+from nomax.study.engine.verdict import Verdict, above
+from nomax.study.studies import alpha_sweep
+from nomax.study.studies.text_common import Panel, basis, figure, judged, loss, nats, quality
+from nomax.study.studies.text_common import lead as by_seed
 from nomax.study.text_setup import TextSetup
-from nomax.study.verdict import Verdict, above
 
 TITLE = "Does the vision paper's L^-1 carry over to text?"
 CLAIMS = ("Q-text",)
@@ -33,9 +30,9 @@ KIND = "text"
 NEAR = 0.25  # of 1: the second paper's L^-½ is another answer
 
 
-def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextRun]:
+def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextExperiment]:
     """Every h with every α, and softmax. One seed after the other, so a budget cuts off whole seeds."""
-    phis = [sweep.phi(activation, alpha) for activation in setup.activations for alpha in setup.alphas]
+    phis = [alpha_sweep.phi(activation, alpha) for activation in setup.activations for alpha in setup.alphas]
     return [
         setup.run(phi, task="language", documents=setup.text_length, seed=seed, measures=())
         for seed in seeds
@@ -43,7 +40,7 @@ def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextRun]:
     ]
 
 
-def figures(rows: Sequence[TextRow], setup: TextSetup) -> list[Figure]:
+def figures(rows: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
     """The loss over α."""
     caption = (
         "Each h is trained with its weights multiplied by L⁻ᵅ, L being the number of tokens that are visible; the "
@@ -63,12 +60,12 @@ def figures(rows: Sequence[TextRow], setup: TextSetup) -> list[Figure]:
     ]
 
 
-def verdicts(rows: Sequence[TextRow], setup: TextSetup) -> list[Verdict]:
-    """Whether the best α is close to 1, as for images."""
+def verdicts(rows: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
+    """Judge whether the best α is close to 1, as for images."""
     swept = [row for row in rows if row.activation != SOFTMAX]
     by_h = {name: where(swept, activation=name) for name in dict.fromkeys(row.activation for row in swept)}
-    cells = {name: leads for name, here in by_h.items() if (leads := sweep.lead_of_near(here, quality, NEAR))}
-    best = {name: place for name, here in by_h.items() if (place := sweep.best_alpha(here, quality)) is not None}
+    cells = {name: leads for name, here in by_h.items() if (leads := alpha_sweep.lead_of_near(here, quality, NEAR))}
+    best = {name: place for name, here in by_h.items() if (place := alpha_sweep.best_alpha(here, quality)) is not None}
     lead = over_settings(cells)
     over_half = pooled(by_seed(where(swept, alpha=1.0), where(swept, alpha=0.5), lambda row: row.activation))
     near = sum(abs(place.place - 1) <= NEAR for place in best.values())
@@ -77,25 +74,25 @@ def verdicts(rows: Sequence[TextRow], setup: TextSetup) -> list[Verdict]:
         f"The best α within {NEAR:g} of 1 is ahead of the best further away, both as the other seeds choose them, by "
         f"{nats(lead)}{_said(over_half)} ({basis(swept, cells)}; the first interval is over the h). "
         f"The lowest mean lies within {NEAR:g} of 1 for {near} of {len(best)} h "
-        f"(a random choice from the grid: {sweep.near_by_chance(swept, NEAR):.0%}). "
+        f"(a random choice from the grid: {alpha_sweep.near_by_chance(swept, NEAR):.0%}). "
         f"Best α: {listed}. {_levels(rows)}Reproduced if the interval is above 0, contradicted if below."
     )
     numbers = {
         "lead": lead,
         "h whose best is near": [near, len(best)],
-        "lead over ½": list(dataclasses.astuple(over_half)),
-        "by chance": sweep.near_by_chance(swept, NEAR),
+        "lead over ½": [over_half.mean, over_half.low, over_half.high],
+        "by chance": alpha_sweep.near_by_chance(swept, NEAR),
         "best": {name: [place.place, place.low, place.high] for name, place in best.items()},
     }
     return [judged("Q-text", above(lead, 0), sentence, rows, setup, numbers)]
 
 
 def _said(over_half: Interval) -> str:
-    """By how much 1 is ahead of the second paper's exponent, if both are there."""
+    """Say by how much 1 is ahead of the second paper's exponent, if both are there."""
     return f", and 1 is ahead of ½ by {nats(over_half)}" if over_half.mean == over_half.mean else ""
 
 
-def _levels(rows: Sequence[TextRow]) -> str:
+def _levels(rows: Sequence[TextResult]) -> str:
     """The loss of softmax and of the best other, if both are there."""
     means = {
         phi: fmean(found)

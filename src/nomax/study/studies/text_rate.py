@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nomax.phi import SOFTMAX
-from nomax.study.figure import Figure
-from nomax.study.row import TextRow, where
-from nomax.study.text_figure import Panel, figure
-from nomax.study.text_run import TextRun
-from nomax.study.text_scores import loss, measurement
+from nomax.study.engine.experiment import TextExperiment
+from nomax.study.engine.figure import Figure
+from nomax.study.engine.result import TextResult, where
+from nomax.study.engine.verdict import Verdict
+from nomax.study.studies.text_common import Panel, figure, loss, measurement
 from nomax.study.text_setup import TextSetup
-from nomax.study.verdict import Verdict
 
 TITLE = "Which learning rates, where does γ start, and how strong are the penalties?"
 CLAIMS: tuple[str, ...] = ()
@@ -30,7 +29,7 @@ GAMMAS = (1.0, 2.5, 6.4, 16.0)
 PENALTIES = (0.01, 0.03, 0.1, 1.0)
 
 
-def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextRun]:
+def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextExperiment]:
     """Softmax with every rate; ReLUFormer with every rate, start and weight. One seed after the other."""
     runs = [
         run
@@ -45,7 +44,7 @@ def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextRun]:
     return list(dict.fromkeys(runs))  # what is chosen is in each of the three
 
 
-def figures(rows: Sequence[TextRow], setup: TextSetup) -> list[Figure]:
+def figures(rows: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
     """The loss over the learning rate, over the start of γ, and over the weight of the penalties."""
     ours = [row for row in rows if row.activation != SOFTMAX]
     chosen = {"lr": setup.reluformer_lr, "gamma": setup.gamma, "penalty": setup.penalty}
@@ -87,16 +86,16 @@ def figures(rows: Sequence[TextRow], setup: TextSetup) -> list[Figure]:
     ]
 
 
-def verdicts(rows: Sequence[TextRow], setup: TextSetup) -> list[Verdict]:
+def verdicts(rows: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
     """None: this study chooses numbers."""
     return []
 
 
-def _varied(rows: Sequence[TextRow], name: str, chosen: dict[str, float]) -> list[TextRow]:
+def _varied(rows: Sequence[TextResult], name: str, chosen: dict[str, float]) -> list[TextResult]:
     """The runs that differ from the set-up's choice in this number alone."""
     others = {other: value for other, value in chosen.items() if other != name}
     return where(rows, **others)
 
 
-def _figure(rows: Sequence[TextRow], panels: list[Panel], column: str, **said: str) -> Figure:
+def _figure(rows: Sequence[TextResult], panels: list[Panel], column: str, **said: str) -> Figure:
     return figure(rows, panels, lambda row: row.attention, lambda row: getattr(row, column), logarithmic=True, **said)

@@ -1,0 +1,329 @@
+"""The kinds of runs of a study: a training and what is measured after it, or a measurement alone.
+
+Its key is a hash of all that makes it the run it is.
+"""
+
+import dataclasses
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar
+
+import torch
+
+from nomax.models import ReLUFormerConfig, ViT, ViTConfig
+from nomax.phi import Phi
+from nomax.study.engine.result import ImageResult, MeasurementResult, Numbers, Result, TextResult
+from nomax.train import TextConfig, VisionConfig, loop_config
+from nomax.train.kinds import RunConfig
+from nomax.train.phis import spoken
+from nomax.train.stop import Stop
+
+ATTENTIONS = {"softmax": "softmax", "sparsemax": "sparsemax", "entmax15": "1.5-entmax"}
+# ReLUFormer's φ with a learned gain, by which of its losses, of normalisation and of entropy, are in the training.
+RELUFORMERS = {
+    (True, True): "ReLUFormer",
+    (True, False): "without the entropy loss",
+    (False, True): "without the normalisation loss",
+    (False, False): "the factor alone",
+}
+
+
+class Experiment(ABC):
+    """One run of a grid, in which every number is settled."""
+
+    alone: ClassVar[bool] = False
+    """It takes times, so no other run may go on beside it."""
+
+    @property
+    def steps(self) -> int:
+        """Steps that a progress bar shows."""
+        return 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of its process; 0: as the machine offers."""
+        return 1
+
+    @property
+    @abstractmethod
+    def flops(self) -> int:
+        """Floating point operations, from which its time is estimated."""
+
+    @cached_property
+    def key(self) -> str:
+        """Sixteen hexadecimal digits that are the same wherever and however this run is done."""
+        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:16]
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """Return what makes this run the run it is, as JSON holds it: not how the machine does the work.
+
+        Settings that are as a configuration has them by itself are left out, so that the runs of today are still
+        known when configurations have new fields. (Whoever changes what is there by itself makes other runs of them.)
+        """
+
+    @property
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """The columns of its result that are known before the run."""
+
+    @property
+    @abstractmethod
+    def result_type(self) -> Callable[..., Result]:
+        """The class of its result."""
+
+    def result(self, status: str, **measured: Any) -> Any:
+        """Return its result, given how it ended and what came out."""
+        return self.result_type(status=status, **self.facts, **measured)
+
+    @property
+    def label(self) -> str:
+        """The run in a few words: "relu/L, pico/4, seed 0"."""
+        return str(self.result("failed").label)
+
+
+@dataclass(frozen=True)
+class TrainedExperiment(Experiment):
+    """A configuration of a training, and the measurements that follow it."""
+
+    config: RunConfig
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that are not as usual, and the measurements."""
+        plain, usual = (json.loads(loop_config.to_json(config)) for config in (self.config, type(self.config)()))
+        config = {name: value for name, value in _unusual(plain, usual).items() if name not in self.config.MACHINE}
+        others = {name.name: getattr(self, name.name) for name in dataclasses.fields(self) if name.name != "config"}
+        listed = {name: list(value) if isinstance(value, tuple) else value for name, value in others.items()}
+        return {"config": config, **listed}
+
+    @property
+    def steps(self) -> int:
+        """Steps of the training."""
+        return self.config.steps
+
+    @property
+    def threads(self) -> int:
+        """Threads, as the configuration says."""
+        return self.config.threads
+
+    @property
+    def flops(self) -> int:
+        """Floating point operations of the training: two per multiply-add, and backward is twice forward."""
+        return 6 * self.macs * self.config.batch_size * self.config.steps
+
+    @property
+    @abstractmethod
+    def macs(self) -> int:
+        """Multiply-adds of the model for an image or a token."""
+
+    @property
+    @abstractmethod
+    def particulars(self) -> dict[str, Any]:
+        """The columns that results of this kind have beyond the common ones."""
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """The columns of its result that are known before the run."""
+        config = self.config
+        phi = Phi.parse(config.model.phi)
+        return {
+            "key": self.key,
+            "phi": config.model.phi,
+            "activation": phi.activation,
+            "alpha": phi.alpha,
+            "seed": config.seed,
+            "data": config.data,
+            "steps": config.steps,
+            "batch_size": config.batch_size,
+            "lr": config.lr,
+            "macs": self.macs,
+            "train_flops": self.flops,
+            **self.particulars,
+        }
+
+
+@dataclass(frozen=True)
+class ImageExperiment(TrainedExperiment):
+    """A configuration of a vision transformer, and the measurements that follow the training."""
+
+    config: VisionConfig
+    probes: tuple[str, ...] = ()
+    """Data sets of the ten-shot probe, as `nomax probe --on` takes them."""
+    subset: str | None = None
+    """Measure accuracy among some labels, too: imagenet1k, icons, or a file."""
+    probe_images: int = 0
+    """Test images of each probe's data set to look at, spread evenly; 0: all of them."""
+
+    @property
+    def result_type(self) -> type[ImageResult]:
+        """The class of its result."""
+        return ImageResult
+
+    @cached_property
+    def macs(self) -> int:
+        """Multiply-adds of the encoder per image."""
+        return vit_macs(self.config.model)
+
+    @property
+    def particulars(self) -> dict[str, Any]:
+        """The columns that results of images have beyond the common ones."""
+        model = self.config.model
+        return {
+            "variant": model.variant,
+            "size": model.variant.partition("/")[0],
+            "patch": model.patch,
+            "tokens": model.tokens,
+            "qk_norm": model.qk_norm,
+            "gate": model.gate,
+            "classes": model.num_classes,
+        }
+
+
+@dataclass(frozen=True)
+class TextExperiment(TrainedExperiment):
+    """A configuration of a ReLUFormer, and the measurements that follow the training. The test loss is always one."""
+
+    config: TextConfig
+    measures: tuple[str, ...] = ()
+    """The others, by their names in nomax.study.measures.TEXT_MEASURES."""
+    test_pairs: int = 0
+    """Pairs of the test split that they look at, in whole documents from the first; 0: all of them."""
+
+    @property
+    def result_type(self) -> type[TextResult]:
+        """The class of its result."""
+        return TextResult
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds for a token of each side, where sequences are as long as they may be."""
+        return reluformer_macs(self.config.model)
+
+    @property
+    def particulars(self) -> dict[str, Any]:
+        """The columns that results of text have beyond the common ones."""
+        model = self.config.model
+        return {
+            "variant": f"{model.dim} wide, {model.encoder_layers}+{model.decoder_layers} layers, {model.slots} slots",
+            "tokens": model.max_length,
+            "task": self.config.task,
+            "attention": attention_name(self.config),
+            "memory": f"{spoken(model.memory_phi)}{' + LN' if model.memory_norm else ''}",
+            "slots": model.slots,
+            "documents": self.config.documents,
+            "vocabulary": model.vocabulary,
+            "gamma": model.gamma,
+            "penalty": max(self.config.normalisation_penalty, self.config.entropy_penalty),
+        }
+
+
+@dataclass(frozen=True)
+class Measurement(Experiment):
+    """Something measured of models that are not trained. Its fields are its settings, and make its key.
+
+    A study defines a subclass in a module that can be imported, because runs are done in other processes.
+    """
+
+    kind: ClassVar[str]
+    """The name of what is measured: "gate-cost"."""
+
+    @abstractmethod
+    def measure(self, stop: Stop) -> Numbers | None:
+        """Return the raw numbers by name; None if asked to stop."""
+
+    @property
+    @abstractmethod
+    def variant(self) -> str:
+        """The model, in a word."""
+
+    @property
+    @abstractmethod
+    def tokens(self) -> int:
+        """The length of sequences."""
+
+    def identity(self) -> dict[str, Any]:
+        """Return its settings; of a model's configuration, those that are not as usual."""
+        settings = {field.name: _settings(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        return {"measurement": self.kind, **settings}
+
+    @property
+    def result_type(self) -> type[MeasurementResult]:
+        """The class of its result."""
+        return MeasurementResult
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The columns of its result that are known before the run."""
+        settings = {name: value for name, value in _flat(self.identity()).items() if name != "measurement"}
+        names = {"key": self.key, "measurement": self.kind, "variant": self.variant, "tokens": self.tokens}
+        return {**names, "settings": settings}
+
+
+def attention_name(config: TextConfig) -> str:
+    """Return the kind of attention, in the words of the paper where it is one of its kinds."""
+    model, phi = config.model, Phi.parse(config.model.phi)
+    if phi.activation in ATTENTIONS:
+        return ATTENTIONS[phi.activation]
+    if model.joined_norm == "rela":
+        return "ReLA"
+    if model.learned_gain is None:
+        return spoken(model.phi)
+    return RELUFORMERS[config.normalisation_penalty > 0, config.entropy_penalty > 0]
+
+
+def vit_macs(config: ViTConfig) -> int:
+    """Return the multiply-adds of a model that is not made: only its shapes are."""
+    return _vit_macs(replace(config, phi="softmax"))  # whatever φ is, it is not counted
+
+
+@lru_cache(maxsize=256)
+def _vit_macs(config: ViTConfig) -> int:
+    with torch.device("meta"):
+        return ViT.from_config(config).macs()
+
+
+def reluformer_macs(model: ReLUFormerConfig) -> int:
+    """Return the multiply-adds for a token of each side: projections, memories, logits, and rows of attention."""
+    width, length = model.dim, model.max_length
+    memory, projections = 2 * model.slots * width, 4 * width * width
+    encoder = projections + 2 * length * width + memory
+    crossing = projections + 2 * length * width if model.encoder_layers else 0
+    decoder = projections + length * width + crossing + memory  # a causal row has half of the keys, in the mean
+    return model.encoder_layers * encoder + model.decoder_layers * decoder + model.vocabulary * width
+
+
+def _unusual(settings: dict[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that are not as usual."""
+    kept = {}
+    for name, value in settings.items():
+        other = usual.get(name)
+        if isinstance(value, dict) and isinstance(other, dict):
+            value = _unusual(value, other)
+            if value:
+                kept[name] = value
+        elif name not in usual or value != other:
+            kept[name] = value
+    return kept
+
+
+def _settings(value: Any) -> Any:
+    """Return a value as JSON holds it; of a configuration, what differs from its defaults."""
+    if not dataclasses.is_dataclass(value):
+        return list(value) if isinstance(value, tuple) else value
+    fields = {field.name: (getattr(value, field.name), field.default) for field in dataclasses.fields(value)}
+    return {name: _settings(own) for name, (own, usual) in fields.items() if own != usual}
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str | int | float | bool | None]:
+    """Return nested settings side by side: "model.patch"; a list as its entries, joined."""
+    flat: dict[str, str | int | float | bool | None] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = ", ".join(map(str, value)) if isinstance(value, list) else value
+    return flat

@@ -1,0 +1,99 @@
+"""A figure of a study: the picture, its caption, a sentence for those who cannot see it, and the table behind it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from nomax._colours import SOFT
+from nomax.evaluate import figures
+
+Cell = str | int | float | None
+
+MARKERS = {"relu": "o", "relu2": "s", "gelu": "^", "softplus": "D", "identity": "v", "relu6": "P", "sigmoid": "<"}
+# Large letters on a small sheet: the figure is still read at 400 pixels.
+STYLE: dict[Any, Any] = {
+    **figures.STYLE,
+    "font.size": 11,
+    "axes.titlesize": 11.5,
+    "axes.labelsize": 11,
+    "legend.fontsize": 10.5,
+}
+WIDTH = 7.6  # inches
+
+
+@dataclass(frozen=True)
+class Table:
+    """The numbers of a figure."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a study; its file is called by its name."""
+
+    name: str
+    title: str
+    caption: str
+    alternative: str
+    """A description of the picture, in words."""
+    table: Table
+    paint: Callable[[], Any]
+    """Makes the matplotlib figure; called in the figures' style."""
+
+    def draw(self) -> Any:
+        """The matplotlib figure."""
+        with figures.require().rc_context(STYLE):
+            return self.paint()
+
+    def render(self, kind: Literal[".svg", ".png"] = ".svg") -> bytes:
+        """The bytes of an .svg or .png file, with title and alternative text inside."""
+        with figures.require().rc_context(STYLE):
+            return figures.rendered(self.paint(), kind, self.title, self.alternative)
+
+
+def sheet(panels: int, height: float = 3.9, same_y: bool = True) -> tuple[Any, list[Any]]:
+    """A matplotlib figure with panels side by side."""
+    from matplotlib.figure import Figure as Sheet
+
+    figure = Sheet(figsize=(WIDTH, height), layout="constrained")
+    axes = list(figure.subplots(1, max(panels, 1), sharey=same_y, squeeze=False)[0])
+    for axis in axes:
+        axis.grid(axis="y")
+        axis.set_axisbelow(True)
+        axis.tick_params(length=3)
+    return figure, axes
+
+
+def legend(figure: Any, handles: Sequence[Any], columns: int = 4) -> None:
+    """A legend below the panels."""
+    figure.legend(
+        handles=list(handles),
+        loc="outside lower center",
+        ncols=max(1, min(len(handles), columns)),
+        frameon=False,
+        columnspacing=1.4,
+        handlelength=1.8,
+        handletextpad=0.5,
+    )
+
+
+def nothing_yet(axis: Any) -> None:
+    """Say in an empty panel that it is empty."""
+    axis.text(0.5, 0.5, "no finished run", transform=axis.transAxes, ha="center", color=SOFT.light)
+
+
+def percent_axis(axis: Any) -> None:
+    """Write the y axis in percent."""
+    from matplotlib.ticker import PercentFormatter
+
+    axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None, symbol=" %"))
+
+
+def plain_powers(axis: Any) -> None:
+    """Write the powers of ten of a logarithmic axis as plain numbers: labels are not read as formulas."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())

@@ -1,0 +1,327 @@
+"""The results folder of a study: numbers, figures and verdicts as files, made from the store at any time.
+
+Figures and verdicts are a pure function of the results in the store: to publish twice is to write the same files.
+"""
+
+import csv
+import dataclasses
+import io
+import json
+import math
+import shlex
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from inspect import getdoc, signature
+from pathlib import Path
+from statistics import median_low
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+
+from nomax import data, study
+from nomax._files import read_json, to_json, write, write_json
+from nomax.data.batches import evaluation_batches
+from nomax.data.source import part
+from nomax.evaluate import Run as Trained
+from nomax.evaluate import attention_maps, load, maps_figure, row_statistics
+from nomax.phi import ROW_MAPS, SOFTMAX
+from nomax.study.engine.experiment import Experiment
+from nomax.study.engine.result import ImageResult, Result, TrainedResult, trained
+from nomax.study.engine.store import OUTCOME, Store
+from nomax.study.setup import Setup
+from nomax.study.text_setup import TextSetup
+from nomax.train import metrics
+from nomax.train.facts import facts
+
+if TYPE_CHECKING:
+    from nomax.study import Study
+    from nomax.study.engine.figure import Figure
+    from nomax.study.engine.verdict import Verdict
+
+IMAGES = 8  # for row statistics
+INDEX = 0  # the test image of the maps
+MOST = 6  # runs, so that their maps fit on a page
+LAYERS = 4
+ADVICE = "Restore it, or run the study again."
+NO_CLAIM = "This study judges no claim."
+POINTS = 200  # of a training curve
+PICTURES: tuple[Literal[".svg", ".png"], ...] = (".svg", ".png")
+
+
+def publish(
+    module: "Study",
+    setup: Setup | TextSetup,
+    runs: Sequence[Experiment],
+    store: Store,
+    *,
+    name: str,
+    out: Path,
+    command: str,
+) -> "list[Verdict]":
+    """Write the results folder of a study, and return its verdicts.
+
+    It says how many of the study's runs are missing; figures and verdicts are made of those that are there.
+    """
+    with store.publishing():
+        rows = store.results([run.key for run in runs])
+        figures, verdicts = list(module.figures(rows, setup)), list(module.verdicts(rows, setup))
+        out.mkdir(parents=True, exist_ok=True)
+        _remove_old_pictures(out, {figure.name for figure in figures})
+        for figure in figures:
+            for kind in PICTURES:
+                write(out / f"{figure.name}{kind}", figure.render(kind))
+        _write_runs(rows, out)
+        write_json(out / "curves.json", [curve(row, store) for row in telling(rows)])
+        _write_attention(rows, store, out)
+        counts, missing = Counter(row.status for row in rows), len(runs) - len(rows)
+        preliminary = note(setup, missing)
+        write_json(out / "verdicts.json", verdicts)
+        write(out / "verdicts.md", markdown(module.TITLE, verdicts, command, preliminary))
+        about = {
+            "name": name,
+            "title": module.TITLE,
+            "note": preliminary,
+            "text": getdoc(module) or "",
+            "command": command,
+            "claims": list(module.CLAIMS),
+            "figures": [_described(figure) for figure in figures],
+            "setup": setup,
+            **_story(rows, store, command),
+            "runs": {status: counts[status] for status in ("done", "diverged", "failed")} | {"missing": missing},
+        }
+        write_json(out / "study.json", about)  # last: whoever finds it finds the others
+    return verdicts
+
+
+def redraw(folder: Path) -> list[Path]:
+    """Draw the figures of a results folder again, from the numbers in it; returns the files.
+
+    Nothing else is written, except that measurements which an earlier nomax kept among the numbers of verdicts become
+    runs of their own. A ValueError says if the folder is damaged, or if the numbers behind a figure would change.
+    """
+    about, runs, verdicts = (read_json(folder / f"{name}.json", ADVICE) for name in ("study", "runs", "verdicts"))
+    try:
+        own = next((word for word in shlex.split(about["command"]) if word.endswith(".py")), None)
+        module = study.load(own or about["name"])
+        rows, setup = [Result.from_dict(row) for row in runs], _setup(about["setup"], module)
+        known = {figure["file"]: figure["table"] for figure in about["figures"]}
+        earlier = _earlier_measurements(module, rows, setup, verdicts)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder} does not hold what `nomax study` writes: {error!r}.") from None
+    figures = module.figures([*rows, *earlier], setup)
+    drawn = {f"{figure.name}.svg": json.loads(to_json(_described(figure)))["table"] for figure in figures}
+    if drawn != known:
+        changed = [name for name in {**known, **drawn} if drawn.get(name) != known.get(name)]
+        raise ValueError(
+            f"{folder}: the table behind {', '.join(changed)} is not what `nomax study {about['name']}` makes of these "
+            "runs today. Run the study again."
+        )
+    pictures = {folder / f"{figure.name}{kind}": figure.render(kind) for figure in figures for kind in PICTURES}
+    for path, content in pictures.items():
+        write(path, content)
+    if earlier:
+        _write_runs([*rows, *earlier], folder)
+        about["runs"]["done"] += len(earlier)
+        write_json(folder / "study.json", about)
+    return list(pictures)
+
+
+def _earlier_measurements(
+    module: "Study", rows: Sequence[Result], setup: Setup | TextSetup, verdicts: Sequence[Mapping[str, Any]]
+) -> list[Result]:
+    """Return as runs what an earlier nomax measured while it published; nothing if there are such runs."""
+    if not hasattr(module, "earlier_measurements") or len(trained(rows)) < len(rows):
+        return []
+    numbers = {verdict["claim"]: verdict["numbers"] for verdict in verdicts}
+    earlier: list[Result] = module.earlier_measurements(setup, numbers)
+    return earlier
+
+
+def _write_runs(rows: Sequence[Result], folder: Path) -> None:
+    write_json(folder / "runs.json", rows)
+    write(folder / "runs.csv", to_csv(rows))
+
+
+def _setup(plain: Mapping[str, Any], module: "Study") -> Setup | TextSetup:
+    """A set-up as study.json has it."""
+    form: Callable[..., Setup | TextSetup] = TextSetup if study.kind(module) == "text" else Setup
+    names = signature(form).parameters
+    return form(**{name: tuple(v) if isinstance(v, list) else v for name, v in plain.items() if name in names})
+
+
+def note(setup: Setup | TextSetup, missing: int) -> str:
+    """Return what a reader must know before anything else; empty if the results are what they should be."""
+    said = ["smoke: these verdicts mean nothing"] * (setup.name == "smoke")
+    said += [f"preliminary: {missing} run{'s are' if missing > 1 else ' is'} missing"] * (missing > 0)
+    return "; ".join(said)
+
+
+def check_place(out: Path, setup: Setup | TextSetup, runs: int) -> None:
+    """Raise a FileExistsError if a folder holds results of more than so many runs, which these would replace.
+
+    Those of another smoke run are worth nothing, and give way.
+    """
+    try:
+        about = json.loads((out / "study.json").read_text(encoding="utf-8"))
+        before, other = about["runs"]["done"] + about["runs"]["diverged"], about["setup"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    mine = json.loads(json.dumps(dataclasses.asdict(setup) | {"device": other.get("device")}))
+    if runs < before and (other == mine or other.get("name") != "smoke"):
+        raise FileExistsError(
+            f"{out} holds the results of {before} runs, of `{about.get('command')}`; those of {runs} do not replace "
+            "them. Give another --out, or move that folder away."
+        )
+
+
+def _write_attention(rows: Sequence[Result], store: Store, out: Path) -> None:
+    """Row statistics and attention maps of a few runs of images whose models are in the store."""
+    images = [row for row in rows if isinstance(row, ImageResult)]
+    chosen = [row for row in worth_a_look(images) if (store.folder(row.key) / "model").is_dir()]
+    for name in ("rows_statistics.json", "maps.svg", "maps.png"):  # the last as it was called before
+        (out / name).unlink(missing_ok=True)
+    if chosen:
+        write_json(out / "rows_statistics.json", _row_statistics(chosen, store))
+        write(out / "maps.svg", _attention_maps(chosen, store))
+
+
+def to_csv(rows: Sequence[Result]) -> str:
+    """The rows as CSV, a column for each probe and measurement."""
+    columns, records = table(rows)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([["" if value is None else value for value in record] for record in records])
+    return text.getvalue()
+
+
+def table(rows: Sequence[Result]) -> tuple[list[str], list[list[Any]]]:
+    """Return columns and cells: the ten-shot accuracy of each probe, and each number measured of text, has a column."""
+    plain = list(dict.fromkeys(name for row in {type(row): row for row in rows}.values() for name in row.to_dict()))
+    found: dict[str, list[Any]] = {name: [getattr(row, name, None) for row in rows] for name in plain}
+    for inside, start in (("probes", "ten_shot_"), ("measured", "")):
+        cells = found.pop(inside, [])
+        for name in sorted({name for cell in cells for name in cell or {}}):
+            found[f"{start}{name}"] = [(cell or {}).get(name) for cell in cells]
+    for name in {"settings", "numbers"} & found.keys():  # of measurements, each of which has its own
+        found[name] = [None if cell is None else json.dumps(cell, ensure_ascii=False) for cell in found[name]]
+    return list(found), [list(record) for record in zip(*found.values(), strict=True)]
+
+
+def telling(rows: Sequence[Result]) -> list[TrainedResult]:
+    """The runs whose curves are worth a look: of the first seed, softmax, every h at α = 1, and relu at every α."""
+    models: list[TrainedResult] = trained(rows)
+    first = min((row.seed for row in models), default=0)
+    chosen = [row for row in models if row.seed == first and row.status != "failed"]
+    return [row for row in chosen if row.activation in (*ROW_MAPS, "relu") or math.isclose(row.alpha, 1)]
+
+
+def curve(row: TrainedResult, store: Store) -> dict[str, Any]:
+    """Loss and accuracy in training; of a long run, means over equal parts of it."""
+    lines = [line for line in metrics.read(store.folder(row.key)) if "evaluation" not in line]
+    length = max(1, math.ceil(len(lines) / POINTS))
+    parts = [lines[start : start + length] for start in range(0, len(lines), length)]
+    return {
+        "key": row.key,
+        "label": row.label,
+        "group": f"{row.variant}, {row.tokens} tokens",
+        "steps": [part[-1]["step"] for part in parts],
+        "loss": [_mean(part, "loss") for part in parts],
+        "accuracy": [_mean(part, "accuracy") for part in parts],
+    }
+
+
+def markdown(title: str, verdicts: "Sequence[Verdict]", command: str, note: str = "") -> str:
+    """The verdicts as a table, if there are any, below what must be known about them."""
+    lines = [f"<!-- Written by `{command}` -->", "", f"# {title}", "", *([f"**{note}**", ""] if note else [])]
+    lines += ["| claim | verdict | measured | scale |", "| --- | --- | --- | --- |"] if verdicts else [NO_CLAIM]
+    for verdict in verdicts:
+        cells = (f"{verdict.claim}: {verdict.text}", f"**{verdict.verdict}**", verdict.sentence, verdict.scale)
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _described(figure: "Figure") -> dict[str, Any]:
+    columns, rows = list(figure.table.columns), [list(row) for row in figure.table.rows]
+    words = {"title": figure.title, "caption": figure.caption, "alternative": figure.alternative}
+    return {"file": f"{figure.name}.svg", **words, "table": {"columns": columns, "rows": rows}}
+
+
+def _story(rows: Sequence[Result], store: Store, command: str) -> dict[str, Any]:
+    """Return where and when the runs were done, as their folders say."""
+    stories, ends = [], []
+    for row in rows:
+        folder = store.folder(row.key)
+        ends.append((folder / OUTCOME).stat().st_mtime)
+        if (folder / "run.json").is_file():
+            stories.append(json.loads((folder / "run.json").read_text()))
+    stories = stories or [facts(command)]
+    last = max(stories, key=lambda story: story["started"])
+    finished = datetime.fromtimestamp(max(ends), UTC) if ends else datetime.now(UTC)
+    return {
+        "machine": last["machine"],
+        "versions": last["versions"],
+        "started": min(story["started"] for story in stories),
+        "finished": finished.isoformat(timespec="seconds"),
+    }
+
+
+def _remove_old_pictures(out: Path, names: set[str]) -> None:
+    """Pictures that the study drew when it was published before, and no longer does."""
+    try:
+        before = json.loads((out / "study.json").read_text())["figures"]
+    except (OSError, ValueError, KeyError):
+        return
+    for name in {Path(figure["file"]).stem for figure in before} - names:
+        for kind in PICTURES:
+            (out / f"{name}{kind}").unlink(missing_ok=True)
+
+
+def _mean(lines: Sequence[Mapping[str, float]], name: str) -> float | None:
+    values = [line[name] for line in lines if name in line]
+    return round(sum(values) / len(values), 5) if values else None
+
+
+def worth_a_look(rows: Sequence[ImageResult]) -> list[ImageResult]:
+    """The runs to look into: of the first seed, the middle length and one size, softmax and the others at α = 1."""
+    done = [row for row in rows if row.status == "done"]
+    if not done:
+        return []
+    tokens = median_low(sorted({row.tokens for row in done}))
+    first = min(row.seed for row in done)
+    near = [row for row in done if row.seed == first and row.tokens == tokens]
+    near = [row for row in near if row.size == near[0].size]
+    return [row for row in near if row.activation == SOFTMAX or math.isclose(row.alpha, 1)][:MOST]
+
+
+def _row_statistics(rows: Sequence[ImageResult], store: Store) -> list[dict[str, Any]]:
+    """The entries of rows_statistics.json: every head of every layer."""
+    found = []
+    for row in rows:
+        trained = load(store.folder(row.key))
+        heads = row_statistics(trained.model, _images(trained, row, IMAGES))
+        found.append({"label": row.label, "layers": [dataclasses.asdict(head) for head in heads]})
+    return found
+
+
+def _attention_maps(rows: Sequence[ImageResult], store: Store) -> bytes:
+    """The picture of where they look, as SVG, whose letters and background turn dark."""
+    shown, image = {}, torch.empty(0)
+    for row in rows:
+        trained = load(store.folder(row.key))
+        image = _images(trained, row, 1)[0]
+        # In units of 1/L, and over all heads.
+        shown[row.label.replace(", ", "\n")] = attention_maps(trained.model, image).mean(1) * row.tokens
+    depth = min(len(layers) for layers in shown.values())
+    layers = torch.linspace(0, depth - 1, min(depth, LAYERS)).round().int().tolist()
+    return maps_figure.draw(image, shown, layers, "Where the mean patch looks (mean over heads)", ".svg")
+
+
+def _images(trained: Trained, row: ImageResult, number: int) -> list[torch.Tensor]:
+    """So many test images as the model sees them, from the first on, spread evenly."""
+    source = data.load(row.data, "test", on_error=trained.config.on_error if trained.config else "raise")
+    places = np.linspace(INDEX, len(source) - 1, number).round().astype(np.int64)
+    with evaluation_batches(part(source, places), trained.transform, 8) as batches:
+        return [image for batch, _ in batches for image in batch]

@@ -1,0 +1,195 @@
+"""Certainty of a difference, from a few seeds: bootstrap intervals, and the best of a grid with its uncertainty.
+
+Values come in cells, one cell per setting (a model size, say), one value per seed. Cells are resampled one by one.
+Two things mend the bootstrap where seeds are few: deviations are multiplied by √(n/(n−1)), since resampling n values
+spreads that much less than they do, and the interval is stretched by Student's t over the normal quantile. With three
+seeds the plain percentile interval holds the truth three times in four; this one about nineteen times in twenty.
+"""
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from nomax.study.engine.result import AnyResult, ImageResult, TrainedResult
+
+RESAMPLES = 2000
+SEED = 0
+Z = 1.959964  # of a normal distribution, 95 % lies within this many standard deviations
+T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # the same of Student's t, by freedom
+
+Floats = npt.NDArray[np.float64]
+Cell = TypeVar("Cell", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and the interval that holds the truth in 95 % of cases; NaN where no spread could be seen."""
+
+    mean: float
+    low: float
+    high: float
+    lacking: str = field(default="pairs of runs", kw_only=True)
+    """Of what there were fewer than two, where no spread could be seen."""
+
+    @property
+    def known(self) -> bool:
+        """True if there were enough values to see a spread."""
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+
+@dataclass(frozen=True)
+class Best:
+    """The place of the best mean on a grid, with its 95 % interval and every resampled place."""
+
+    place: float
+    low: float
+    high: float
+    draws: tuple[float, ...]
+
+
+def paired(
+    first: Mapping[tuple[Cell, int], float], second: Mapping[tuple[Cell, int], float]
+) -> dict[Cell, list[float]]:
+    """The differences first − second by cell, for every (cell, seed) that both have."""
+    found: dict[Cell, list[float]] = {}
+    for cell, seed in sorted(first.keys() & second.keys(), key=repr):
+        found.setdefault(cell, []).append(first[cell, seed] - second[cell, seed])
+    return found
+
+
+def contrast(cells: Sequence[Sequence[float]], weights: Sequence[float] | None = None) -> Interval:
+    """The weighted sum of the cells' means, with its interval; without weights it is the mean of the means."""
+    if not cells or not all(len(cell) for cell in cells):
+        return Interval(math.nan, math.nan, math.nan)
+    shares = np.full(len(cells), 1 / len(cells)) if weights is None else np.asarray(weights, np.float64)
+    mean = float(sum(share * np.mean(cell) for share, cell in zip(shares, cells, strict=True)))
+    if min(map(len, cells)) < 2:
+        return Interval(mean, math.nan, math.nan)
+    generator = np.random.default_rng(SEED)
+    off = np.zeros(RESAMPLES)
+    for share, cell in zip(shares, cells, strict=True):
+        off += share * _deviations(np.asarray(cell, np.float64)[:, None], generator)[:, 0]
+    low, high = np.percentile(off, (2.5, 97.5)) * (student(sum(len(cell) - 1 for cell in cells)) / Z)
+    return Interval(mean, mean + float(low), mean + float(high))
+
+
+def slope_weights(x: Sequence[float]) -> list[float]:
+    """The weights that turn values at x into the slope of their least-squares line."""
+    away = np.asarray(x, np.float64) - np.mean(x)
+    total = float(np.sum(away**2))
+    return [float(value) for value in away / total] if total > 0 else [math.nan] * len(x)
+
+
+def best(values: Sequence[Sequence[float]], grid: Sequence[float]) -> Best:
+    """The place on the grid where the mean over seeds is largest; values holds one list over the grid per seed."""
+    curves, places = np.asarray(values, np.float64), np.asarray(grid, np.float64)
+    if curves.ndim != 2 or curves.shape[1] != len(places) or not curves.size:
+        raise ValueError(f"values have the shape {list(curves.shape)}; they must be [seeds, {len(places)}].")
+    mean = curves.mean(0)
+    place = float(places[mean.argmax()])
+    if len(curves) < 2:
+        return Best(place, math.nan, math.nan, ())
+    resampled = mean + _deviations(curves, np.random.default_rng(SEED))
+    draws = places[resampled.argmax(1)]
+    low, high = np.percentile(draws, (2.5, 97.5), method="nearest")
+    return Best(place, float(low), float(high), tuple(draws.tolist()))
+
+
+def chosen_elsewhere(values: Sequence[Sequence[float]], of_first: Sequence[bool]) -> list[float]:
+    """The best of some places of a grid minus the best of the others, once for each seed (a list over the grid).
+
+    Which places these are is chosen by the mean of the other seeds: the largest of noisy values, taken as it is, would
+    be too large, and the more so the more places there are to choose from.
+    """
+    curves, first = np.asarray(values, np.float64), np.asarray(of_first, bool)
+    found = []
+    for seed, curve in enumerate(curves):
+        others = np.delete(curves, seed, 0).mean(0)
+        ahead, behind = (int(np.where(kind, others, -np.inf).argmax()) for kind in (first, ~first))
+        found.append(float(curve[ahead] - curve[behind]))
+    return found
+
+
+def student(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t."""
+    if freedom < 1:
+        raise ValueError(f"freedom={freedom} must be at least 1.")
+    if freedom <= len(T):
+        return T[freedom - 1]
+    # Beyond the table three terms of its expansion around the normal quantile have four correct digits.
+    terms = (
+        (Z**3 + Z) / 4,
+        (5 * Z**5 + 16 * Z**3 + 3 * Z) / 96,
+        (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / 384,
+    )
+    return Z + sum(term / freedom**power for power, term in enumerate(terms, start=1))
+
+
+def _deviations(values: Floats, generator: np.random.Generator) -> Floats:
+    """Return how far the mean of resampled rows is from the mean of the rows, RESAMPLES times."""
+    count = len(values)
+    chosen = generator.integers(count, size=(RESAMPLES, count))
+    away = values - values.mean(0)
+    found: Floats = away[chosen].mean(1) * math.sqrt(count / (count - 1))
+    return found
+
+
+def accuracy(row: ImageResult) -> float | None:
+    """Among the label subset where the data has one, else on all test images; chance if the run diverged.
+
+    None if it failed, which says nothing about the model: a file was missing, or the machine gave up.
+    """
+    if row.status == "diverged":
+        return 1 / row.classes
+    return row.accuracy if row.subset_accuracy is None else row.subset_accuracy
+
+
+def ten_shot(row: ImageResult) -> float | None:
+    """The mean 10-shot accuracy over the probes; 0 if the run diverged, since it has no features."""
+    return 0.0 if row.status == "diverged" else row.ten_shot
+
+
+def values(
+    rows: Sequence[AnyResult],
+    cell: Callable[[AnyResult], Cell],
+    score: Callable[[AnyResult], float | None],
+) -> dict[tuple[Cell, int], float]:
+    """Return what each (cell, seed) counts for."""
+    found = {}
+    for row in rows:
+        value = score(row)
+        if value is not None:
+            found[cell(row), row.seed] = value
+    return found
+
+
+def repeated(cells: Mapping[Cell, Sequence[float]]) -> dict[Cell, Sequence[float]]:
+    """The cells that have at least two seeds; all of them where none has, for a mean without an interval."""
+    found = {cell: entries for cell, entries in cells.items() if len(entries) > 1}
+    return found or dict(cells)
+
+
+def pooled(cells: Mapping[Cell, Sequence[float]]) -> Interval:
+    """The mean over the cells that have at least two seeds, with its interval."""
+    return contrast(list(repeated(cells).values()))
+
+
+def over_settings(cells: Mapping[Cell, Sequence[float]]) -> Interval:
+    """The mean over the cells, with an interval from how they differ: for cells whose values depend on each other."""
+    found = contrast([[fmean(entries) for entries in cells.values()]] if cells else [])
+    return replace(found, lacking="settings")
+
+
+def seeds(rows: Sequence[TrainedResult]) -> list[int]:
+    """The seeds there are."""
+    return sorted({row.seed for row in rows})
+
+
+def lengths(rows: Sequence[TrainedResult]) -> list[int]:
+    """The sequence lengths there are, the shortest first."""
+    return sorted({row.tokens for row in rows})

@@ -1,0 +1,273 @@
+"""Measurements of a model after its training, on the test split.
+
+Of images: accuracy and loss, which the training itself ends with; ten-shot probes, and accuracy among some labels.
+Of text:
+
+loss      the negative log-likelihood of a token, in nats, without label smoothing and penalties: always
+          and, of translations, `source_use`
+bleu      sacrebleu's BLEU and chrF of greedy translations
+rows      how attention spreads: entropy of rows, share of weights that are zero, sum of rows; all attentions
+memory    what the feed-forward layers add: see `memories`
+distance  where the encoder looks: see `distances`
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nomax import data
+from nomax.data.source import part
+from nomax.data.text import Corpus, Example
+from nomax.data.text.batches import pad
+from nomax.evaluate import Run as Trained
+from nomax.evaluate import TextRun as TrainedText
+from nomax.evaluate import classify, fewshot, load, load_text, subset
+from nomax.evaluate.features import features
+from nomax.evaluate.sources import probe_sets
+from nomax.evaluate.translation import Search, nll, quality, references, translate_corpus
+from nomax.evaluate.watch import looks
+from nomax.study.engine.experiment import ImageExperiment, TextExperiment
+from nomax.train import text_data
+from nomax.train.stop import Stop
+
+SHOTS = 10
+TOP = 0.002  # the paper's share of entries that hold most of softmax's weight
+FAR = 64  # tokens: a key farther away than this is distant
+FREQUENT = 30  # so many of the most frequent pieces: "the", commas, and parts of words where pieces are few
+GREEDY = Search(beams=1)
+EXAMPLES = 24  # that are looked into with all of their weights
+
+
+def measure_images(
+    run: ImageExperiment, folder: Path, training: Mapping[str, Any], device: str, stop: Stop
+) -> dict[str, Any] | None:
+    """Return all that is measured, by column; None if asked to stop. `training` is what it said at its end."""
+    results = {"accuracy": training["test_accuracy"], "loss": training["test_loss"]}
+    if run.subset is None and not run.probes:
+        return results
+    trained = load(folder, device)
+    if run.subset is not None:
+        results["subset_accuracy"] = _subset_accuracy(run, trained)
+    probes: dict[str, float] = {}
+    for name in run.probes:
+        if stop.asked:  # the next start does them all: they are short beside the training
+            return None
+        probes[name.partition("=")[0]] = ten_shot(trained, name, run.probe_images)
+    if probes:
+        results |= {"probes": probes, "ten_shot": float(np.mean(list(probes.values())))}
+    return results
+
+
+def ten_shot(trained: Trained, name: str, test_images: int = 0) -> float:
+    """The ten-shot accuracy on a data set, the mean over big_vision's three choices of the shots."""
+    ((train, test),) = probe_sets([name]).values()
+    places = fewshot.needed(train.labels, (SHOTS,), fewshot.SEEDS)
+    train_x, _ = features(trained.model, part(train, places))
+    test_x, test_y = features(trained.model, _some(test, test_images))
+    found = fewshot.accuracies(train_x, train.labels, test_x, test_y, (SHOTS,), fewshot.SEEDS, places=places)
+    return float(found.mean())
+
+
+def _subset_accuracy(run: ImageExperiment, trained: Trained) -> float | None:
+    config = run.config
+    test = data.load(config.data, "test", on_error=config.on_error, held_out=config.held_out)
+    source = _some(test, config.test_images)
+    labels = subset.named(run.subset or "", source.classes)
+    score = classify(trained.model, source, trained.transform, labels)[1]
+    return score.accuracy if score is not None and score.images else None
+
+
+def _some(source: data.Source, number: int) -> data.Source:
+    """So many images of a source, spread evenly; all of them for 0."""
+    if not 0 < number < len(source):
+        return source
+    return part(source, np.linspace(0, len(source) - 1, number).astype(np.int64))
+
+
+def measure_text(run: TextExperiment, folder: Path, device: str, stop: Stop) -> dict[str, Any] | None:
+    """Return all that is measured, by column; None if asked to stop."""
+    trained = load_text(folder, device)
+    corpus = text_data.of_run(run.config, "test")
+    examples = text_data.examples(run.config, corpus, trained.tokenizer)
+    total, count = nll(trained.model, run.config, examples)
+    results: dict[str, Any] = {"loss": total / count, "measured": {}}
+    if trained.translates:
+        results["measured"]["source_use"] = source_use(trained, examples, results["loss"])
+    some = first(corpus, run.test_pairs)
+    for name in run.measures:
+        if stop.asked:  # the next start does them all: they are short beside the training
+            return None
+        results["measured"] |= TEXT_MEASURES[name](trained, some)
+    return results
+
+
+def first(corpus: Corpus, pairs: int) -> Corpus:
+    """The first documents of a corpus that have so many pairs together; all of them for 0."""
+    chosen, count = [], 0
+    for document in corpus.documents:
+        if pairs and count >= pairs:
+            break
+        chosen.append(document)
+        count += len(document.pairs)
+    return Corpus(tuple(chosen), corpus.languages, corpus.title)
+
+
+def source_use(trained: TrainedText, examples: Sequence[Example], loss: float) -> float:
+    """Return by how much the loss rises if each example has the source of another, half of the test split away.
+
+    A model for which that is nothing does not translate, however well it predicts a target from its beginning.
+    """
+    half = len(examples) // 2
+    others = [replace(each, source=examples[i - half].source) for i, each in enumerate(examples)]
+    total, count = nll(trained.model, trained.config, others)
+    return total / count - loss
+
+
+def bleu(trained: TrainedText, corpus: Corpus) -> dict[str, float]:
+    """BLEU and chrF of the segments."""
+    found = translate_corpus(trained.model, trained.tokenizer, trained.config, corpus, GREEDY)
+    scores = quality(found.segments, references(corpus)[0])
+    return {"bleu": scores.bleu, "chrf": scores.chrf}
+
+
+@torch.inference_mode()
+def rows(trained: TrainedText, corpus: Corpus) -> dict[str, float]:
+    """Means over all rows of all attentions: the entropy of what a row's weights are of their sum, and so on.
+
+    A row of nothing but zeros has no entropy; it counts as empty, and its zeros count among the zeros.
+    """
+    entropies, sums, zeros, empty, count, seen = 0.0, 0.0, 0, 0, 0, 0
+    for weights, visible, _ in _looks(trained, corpus):
+        total = weights.sum(-1)
+        some = total.abs() > 0
+        share = weights / torch.where(some, total, 1).unsqueeze(-1)
+        entropies += float(torch.special.entr(share.clamp(min=0)).sum(-1)[some].sum())
+        sums += float(total.sum())
+        zeros += int(((weights == 0) & visible).sum())
+        seen += int(visible.sum()) * weights.shape[0]
+        empty += int((~some).sum())
+        count += total.numel()
+    full = max(count - empty, 1)
+    return {"entropy": entropies / full, "row_sum": sums / count, "zeros": zeros / seen, "empty_rows": empty / count}
+
+
+@torch.inference_mode()
+def memories(trained: TrainedText, corpus: Corpus) -> dict[str, float]:
+    """Means over the feed-forward layers, each by the tokens of the test examples.
+
+    variance_ratio: the variance of what a memory adds, over that of the residual stream to which it is added.
+    top_share: of the weights of all tokens and slots, the part that the largest 0.2 % hold.
+    anisotropy: the mean cosine of two different values of the memory.
+    """
+    model = trained.model
+    found: dict[str, list[float]] = {"variance_ratio": [], "top_share": [], "anisotropy": []}
+    for layer in (*model.encoder, *model.decoder):
+        kept: dict[str, list[Tensor]] = {"residual": [], "read": [], "added": []}
+
+        def residual(module: Any, given: Any, kept: dict[str, list[Tensor]] = kept) -> None:
+            kept["residual"].append(given[0].flatten(0, -2))
+
+        def look(module: Any, given: Any, out: Tensor, kept: dict[str, list[Tensor]] = kept) -> None:
+            kept["read"].append(given[0].flatten(0, -2))
+            kept["added"].append(out.flatten(0, -2))
+
+        with ExitStack() as stack:
+            stack.callback(layer.memory.register_forward_hook(look).remove)
+            if not layer.post:
+                stack.callback(layer.memory_norm.register_forward_pre_hook(residual).remove)
+            for example in _examples(trained, corpus):
+                _pass(trained, example)
+        read, added = (torch.cat(kept[name]) for name in ("read", "added"))
+        beside = torch.cat(kept["residual"]) if kept["residual"] else read
+        weights = layer.memory.weights(read).flatten().abs()
+        top = weights.topk(max(1, round(TOP * len(weights)))).values.sum()
+        found["variance_ratio"].append(float(added.var(-1).mean() / beside.var(-1).mean()))
+        found["top_share"].append(float(top / weights.sum().clamp(min=1e-12)))
+        found["anisotropy"].append(anisotropy(layer.memory.values))
+    return {name: fmean(each) for name, each in found.items()}
+
+
+def anisotropy(values: Tensor) -> float:
+    """The mean cosine of two different rows of values [slots, dim]."""
+    count = len(values)
+    if count < 2:
+        return math.nan
+    unit = torch.nn.functional.normalize(values.double(), dim=1)
+    return float((unit.sum(0).square().sum() - unit.square().sum()) / (count * (count - 1)))
+
+
+@torch.inference_mode()
+def distances(trained: TrainedText, corpus: Corpus) -> dict[str, float]:
+    """Return where the encoder's attention (of a language model the decoder's) looks.
+
+    Means over the rows that are not all zero, then over examples and layers.
+
+    distant: the share of a row's weight on keys that are more than 64 tokens away; sequences that are shorter than
+        twice that are left out.
+    frequent: the share on the 30 most frequent pieces of these examples, which stand in for commas and stop words.
+    frequent_keys: how many of the keys are such pieces, which would be the share of attention that looks everywhere.
+    """
+    examples = _examples(trained, corpus)
+    counts = Counter(token for example in examples for token in (example.source or example.target))
+    common = torch.tensor([token for token, _ in counts.most_common(FREQUENT)])
+    distant: list[float] = []
+    frequent: list[float] = []
+    share: list[float] = []
+    for weights, _, tokens in _looks(trained, corpus, own=True):
+        total = weights.sum(-1)
+        some = total > 0
+        part = weights / torch.where(some, total, 1).unsqueeze(-1)
+        is_common = torch.isin(tokens, common.to(tokens))
+        frequent.append(float(part[..., is_common].sum(-1)[some].mean()) if some.any() else math.nan)
+        share.append(float(is_common.double().mean()))
+        if len(tokens) > 2 * FAR:
+            place = torch.arange(len(tokens), device=tokens.device)
+            far = (place[:, None] - place).abs() > FAR
+            distant.append(float((part * far).sum(-1)[some].mean()) if some.any() else math.nan)
+    found = {"distant": distant, "frequent": frequent, "frequent_keys": share}
+    return {name: fmean(known) for name, each in found.items() if (known := [v for v in each if v == v])}
+
+
+TEXT_MEASURES: Mapping[str, Callable[[TrainedText, Corpus], dict[str, float]]] = {
+    "bleu": bleu,
+    "rows": rows,
+    "memory": memories,
+    "distance": distances,
+}
+
+
+def _examples(trained: TrainedText, corpus: Corpus) -> list[Example]:
+    """The first examples, as the model is trained on them."""
+    return text_data.examples(trained.config, corpus, trained.tokenizer)[:EXAMPLES]
+
+
+def _pass(trained: TrainedText, example: Example) -> None:
+    """One example through the model."""
+    model, device = trained.model, trained.model.embedding.weight.device
+    target = pad([[model.config.begin, *example.target]], device)
+    model(*([pad([[*example.source, model.config.end]], device)] if trained.translates else []), target)
+
+
+def _looks(trained: TrainedText, corpus: Corpus, own: bool = False) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """The weights [heads, queries, keys] of every attention for some examples, which are visible, and the keys' tokens.
+
+    own: only the encoder's, or those of a language model.
+    """
+    model = trained.model
+    first = "encoder" if trained.translates else "decoder"
+    for example in _examples(trained, corpus):
+        for look in looks(model, example):
+            if own and look.part != first:
+                continue
+            own_text = look.part == "decoder"
+            read = [model.config.begin, *example.target] if own_text else [*example.source, model.config.end]
+            yield look.weights, look.visible, torch.tensor(read, device=look.weights.device)

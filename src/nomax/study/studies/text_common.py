@@ -1,0 +1,347 @@
+"""Shared by the studies of text: scores and verdicts in nats per token, and figures with a line for each kind."""
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, TypeVar
+
+from nomax import _colours
+from nomax._colours import INK, PAPER
+from nomax.study.engine.figure import MARKERS, Figure, Table, legend, nothing_yet, plain_powers, sheet
+from nomax.study.engine.result import TextResult
+from nomax.study.engine.statistics import Interval, paired, seeds, values
+from nomax.study.engine.verdict import Outcome, Verdict, plain, settled
+from nomax.study.engine.verdict import basis as basis_of
+from nomax.study.text_setup import TextSetup
+
+Cell = TypeVar("Cell", bound=Hashable)
+
+# 0.02 nats are 2 % of perplexity. The paper's differences, of about one BLEU, go with several times that, and no choice
+# between two models would hang on less.
+MARGIN = 0.02
+UNIFORM = "a uniform guess over the vocabulary"
+LOST_NOTE = f"A run that diverged counts as {UNIFORM} and is marked with a cross; one that failed is left out."
+
+
+def loss(row: TextResult) -> float | None:
+    """Nats per token of the test split; those of a uniform guess if the run diverged."""
+    return math.log(row.vocabulary) if row.status == "diverged" else row.loss
+
+
+def quality(row: TextResult) -> float | None:
+    """Minus the loss: the larger, the better."""
+    found = loss(row)
+    return None if found is None else -found
+
+
+def measurement(name: str) -> Callable[[TextResult], float | None]:
+    """Return a score: what was measured under this name; None if the run did not get there."""
+    return lambda row: row.measured.get(name)
+
+
+def lead(
+    first: Sequence[TextResult], second: Sequence[TextResult], cell: Callable[[TextResult], Cell]
+) -> dict[Cell, list[float]]:
+    """Return by how many nats the loss of the first is lower, at equal cell and seed."""
+    return paired(values(first, cell, quality), values(second, cell, quality))
+
+
+def collected(
+    rows: Sequence[TextResult], cell: Callable[[TextResult], Cell], score: Callable[[TextResult], float | None]
+) -> dict[Cell, list[float]]:
+    """The values of each cell, over the seeds."""
+    found: dict[Cell, list[float]] = {}
+    for (place, _), value in values(rows, cell, score).items():
+        found.setdefault(place, []).append(value)
+    return found
+
+
+def basis(rows: Sequence[TextResult], cells: dict[Cell, list[float]]) -> str:
+    """Return what a number rests on."""
+    return basis_of(rows, cells, UNIFORM)
+
+
+def nats(interval: Interval) -> str:
+    """A difference of losses: "+0.031 nats [−0.004, +0.066]"."""
+    return f"{spread(interval, signed=True, unit=' nats')}"
+
+
+def spread(interval: Interval, digits: int = 3, signed: bool = False, unit: str = "") -> str:
+    """A number with its interval."""
+    sign = "+" if signed else ""
+
+    def said(value: float) -> str:
+        return f"{value:{sign}.{digits}f}".replace("-", "−") if value == value else "unknown"
+
+    if not interval.known:
+        return f"{said(interval.mean)}{unit} (no interval: too few runs)"
+    return f"{said(interval.mean)}{unit} [{said(interval.low)}, {said(interval.high)}]"
+
+
+def turned(interval: Interval) -> Interval:
+    """The interval of minus the number."""
+    return Interval(-interval.mean, -interval.high, -interval.low)
+
+
+def scale(rows: Sequence[TextResult], setup: TextSetup) -> str:
+    """At which scale the runs speak: "128 wide, 2+2 layers, 512 slots, 600 steps of 1,024 tokens of bible-en-es"."""
+    if not rows:
+        return "no runs"
+    models = "; ".join(dict.fromkeys(row.variant.rpartition(", ")[0] for row in rows))
+    slots = ", ".join(f"{count:,}" for count in sorted({row.slots for row in rows}))
+    lengths = ", ".join(f"{count:,}" for count in sorted({row.tokens for row in rows}))
+    steps = ", ".join(
+        f"{count:,} steps of {batch:,} tokens" for count, batch in sorted({(r.steps, r.batch_size) for r in rows})
+    )
+    data = ", ".join(sorted({row.data for row in rows}))
+    pieces = ", ".join(f"{count:,}" for count in sorted({row.vocabulary for row in rows}))
+    return f"{models}, {slots} slots, at most {lengths} tokens, {steps} of {data} in {pieces} pieces"
+
+
+def judged(
+    claim: str,
+    outcome: Outcome,
+    sentence: str,
+    rows: Sequence[TextResult],
+    setup: TextSetup,
+    numbers: Mapping[str, Any],
+) -> Verdict:
+    """A verdict, or that there is nothing to judge, where a number that it rests on is not known."""
+    if any(number.mean != number.mean for number in numbers.values() if isinstance(number, Interval)):
+        outcome, sentence, numbers = "undecided", "The runs that this compares are not all there: nothing to judge.", {}
+    return Verdict(claim, settled(outcome, rows), sentence, scale(rows, setup), seeds(rows), plain(numbers))
+
+
+SIGNS = "os^DvP<*"
+Score = Callable[[TextResult], float | None]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A score that gets a panel, and a column of the table."""
+
+    title: str
+    score: Score
+    logarithmic: bool = False
+
+
+@dataclass(frozen=True)
+class Point:
+    """A kind of model at one place: a score for each seed that has one."""
+
+    kind: str
+    activation: str
+    """That of its attention, for the colour of a kind whose name does not say it."""
+    place: float | None
+    entries: tuple[tuple[float, ...], ...]
+    """By panel."""
+    seeds: int
+    lost: int
+
+    def mean(self, panel: int) -> float | None:
+        """The mean over the seeds."""
+        return fmean(self.entries[panel]) if self.entries[panel] else None
+
+
+def figure(
+    rows: Sequence[TextResult],
+    panels: Sequence[Panel],
+    kind: Callable[[TextResult], str],
+    place: Callable[[TextResult], float | None],
+    *,
+    name: str,
+    title: str,
+    caption: str,
+    axis: str,
+    logarithmic: bool = False,
+) -> Figure:
+    """Scores over a number. A kind whose place is None, such as softmax over α, is a level."""
+    points = collect(rows, panels, kind, place)
+    told = f"{caption} Means over {_count(rows)}, bands from the lowest to the highest. {LOST_NOTE}"
+    return Figure(
+        name,
+        title,
+        told,
+        describe(points, panels, axis),
+        table(points, panels, axis),
+        lambda: _paint_lines(points, panels, axis, logarithmic),
+    )
+
+
+def listing(
+    rows: Sequence[TextResult],
+    panels: Sequence[Panel],
+    kind: Callable[[TextResult], str],
+    *,
+    name: str,
+    title: str,
+    caption: str,
+) -> Figure:
+    """Kinds one below the other, in the order of the rows."""
+    points = collect(rows, panels, kind, lambda row: None)
+    told = f"{caption} Means over {_count(rows)}, bars from the lowest to the highest. {LOST_NOTE}"
+    return Figure(
+        name, title, told, describe(points, panels, ""), table(points, panels, ""), lambda: _paint_list(points, panels)
+    )
+
+
+def collect(
+    rows: Sequence[TextResult],
+    panels: Sequence[Panel],
+    kind: Callable[[TextResult], str],
+    place: Callable[[TextResult], float | None],
+) -> list[Point]:
+    """The points, kind after kind, each from the smallest place."""
+    groups: dict[tuple[str, float | None], list[TextResult]] = {}
+    for row in rows:
+        groups.setdefault((kind(row), place(row)), []).append(row)
+    order = list(dict.fromkeys(name for name, _ in groups))
+    keys = sorted(groups, key=lambda key: (order.index(key[0]), key[1] or 0.0))
+    found = []
+    for key in keys:
+        here = groups[key]
+        entries = tuple(tuple(v for row in here if (v := panel.score(row)) is not None) for panel in panels)
+        lost = sum(row.status == "diverged" for row in here)
+        found.append(Point(key[0], here[0].activation, key[1], entries, len(here), lost))
+    return found
+
+
+def table(points: Sequence[Point], panels: Sequence[Panel], axis: str) -> Table:
+    """The means behind a figure."""
+    columns = ("kind", *([axis] if axis else []), *(panel.title for panel in panels), "seeds", "diverged")
+    rows = []
+    for point in points:
+        means = [point.mean(number) for number in range(len(panels))]
+        shown = [None if mean is None else float(f"{mean:.5g}") for mean in means]
+        rows.append((point.kind, *([point.place] if axis else []), *shown, point.seeds, point.lost))
+    return Table(columns, tuple(rows))
+
+
+def describe(points: Sequence[Point], panels: Sequence[Panel], axis: str) -> str:
+    """The figure in words: the ends of every line."""
+    if not points:
+        return "An empty figure: no run has finished yet."
+    sentences = []
+    for number, panel in enumerate(panels):
+        parts = []
+        for kind in dict.fromkeys(point.kind for point in points):
+            line = [point for point in points if point.kind == kind and point.entries[number]]
+            ends = [line[0], line[-1]] if len(line) > 1 else line
+            words = ", ".join(
+                f"{point.mean(number):.4g}" + (f" at {point.place:g}" if point.place is not None else "")
+                for point in ends
+            )
+            parts.append(f"{kind} {words or 'nothing yet'}")
+        over = f" over {axis}" if axis else ""
+        sentences.append(f"{panel.title[0].upper()}{panel.title[1:]}{over}: {'; '.join(parts)}.")
+    return " ".join(sentences)
+
+
+def _count(rows: Sequence[TextResult]) -> str:
+    count = len(seeds(rows))
+    return f"{count} seed{'s' * (count != 1)}"
+
+
+def _paint_lines(points: Sequence[Point], panels: Sequence[Panel], axis: str, logarithmic: bool) -> Any:
+    from matplotlib.lines import Line2D
+
+    picture, axes = sheet(len(panels), height=4.2, same_y=False)
+    kinds = list(dict.fromkeys(point.kind for point in points))
+    looks = _looks(points)
+    for number, (panel, part) in enumerate(zip(panels, axes, strict=True)):
+        if not any(point.entries[number] for point in points):
+            nothing_yet(part)
+        for kind in kinds:
+            line = [point for point in points if point.kind == kind and point.entries[number]]
+            levels = [point for point in line if point.place is None]
+            for point in levels:
+                part.axhline(fmean(point.entries[number]), color=looks[kind]["color"], lw=1.3, ls=(0, (5, 3)))
+            _draw(part, [point for point in line if point.place is not None], number, looks[kind])
+        part.set_title(panel.title)
+        part.set_xlabel(axis)
+        places = sorted({point.place for point in points if point.place is not None})
+        if logarithmic and places:
+            part.set_xscale("log", base=2)
+            part.set_xticks(places, [_short(place) for place in places])
+            part.set_xticks([], minor=True)
+        if panel.logarithmic and any(point.entries[number] for point in points):
+            part.set_yscale("log")
+            plain_powers(part.yaxis)
+    level = {point.kind for point in points if point.place is None}
+    handles = [
+        Line2D([], [], label=kind, color=looks[kind]["color"], lw=1.3, ls=(0, (5, 3)))
+        if kind in level
+        else Line2D([], [], label=kind, **looks[kind])
+        for kind in kinds
+    ]
+    _finish(picture, handles, points)
+    return picture
+
+
+def _draw(part: Any, line: Sequence[Point], number: int, look: dict[str, Any]) -> None:
+    if not line:
+        return
+    places = [point.place for point in line]
+    low, high = ([end(point.entries[number]) for point in line] for end in (min, max))
+    part.fill_between(places, low, high, color=look["color"], alpha=0.13, lw=0)
+    part.plot(places, [fmean(point.entries[number]) for point in line], **look)
+    for point in line:
+        if point.lost:
+            part.plot(point.place, fmean(point.entries[number]), "x", ms=9, mew=2, color=look["color"], zorder=4)
+
+
+def _paint_list(points: Sequence[Point], panels: Sequence[Panel]) -> Any:
+    picture, axes = sheet(len(panels), height=1.6 + 0.34 * max(len(points), 4), same_y=True)
+    for number, (panel, part) in enumerate(zip(panels, axes, strict=True)):
+        part.set_title(panel.title)
+        if not any(point.entries[number] for point in points):
+            nothing_yet(part)
+            continue
+        for place, point in enumerate(points):
+            if point.entries[number]:
+                look: dict[str, Any] = {"color": _colour(point), "zorder": 3}
+                part.plot([min(point.entries[number]), max(point.entries[number])], [place] * 2, lw=1.6, **look)
+                sign = "x" if point.lost else "o"
+                part.plot(fmean(point.entries[number]), place, sign, ms=7, mew=2 if point.lost else 1, **look)
+        part.grid(axis="x")
+        if panel.logarithmic:
+            part.set_xscale("log")
+            plain_powers(part.xaxis)
+        else:
+            part.locator_params(axis="x", nbins=3)
+    if points:
+        axes[0].set_yticks(range(len(points)), [point.kind for point in points])
+        axes[0].invert_yaxis()
+    _finish(picture, [], points)
+    return picture
+
+
+def _short(place: float) -> str:
+    """A power of two, short enough to stand beside the next one: 512, 1k, 2k."""
+    return f"{place / 1024:g}k" if place >= 1024 and place % 1024 == 0 else f"{place:g}"
+
+
+def _finish(picture: Any, handles: list[Any], points: Sequence[Point]) -> None:
+    from matplotlib.lines import Line2D
+
+    if any(point.lost for point in points):
+        handles.append(Line2D([], [], ls="", marker="x", ms=8, mew=2, color=INK.light, label="diverged"))
+    if handles:
+        legend(picture, handles)
+
+
+def _colour(point: Point) -> str:
+    return _colours.of(point.kind, point.activation).light
+
+
+def _looks(points: Sequence[Point]) -> dict[str, dict[str, Any]]:
+    """Return how kinds are drawn: in the colour of their φ; a second one of a φ with a broken line, hollow markers."""
+    looks: dict[str, dict[str, Any]] = {}
+    for point in points:
+        if point.kind not in looks:
+            colour, sign = _colour(point), MARKERS.get(point.kind, SIGNS[len(looks) % len(SIGNS)])
+            looks[point.kind] = {"color": colour, "marker": sign, "ms": 5.5, "lw": 1.7}
+            if any(look["color"] == colour for kind, look in looks.items() if kind != point.kind):
+                looks[point.kind] |= {"ls": (0, (2, 1.4)), "mfc": PAPER.light}
+    return looks

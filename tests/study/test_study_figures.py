@@ -1,0 +1,142 @@
+"""Figures of the studies: small files that say in words what they show, whatever part of the runs is there."""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from study_rows import SETUP, measurements, results
+
+from nomax import _colours, study
+from nomax._colours import PHI
+from nomax.study.engine.figure import Figure
+from nomax.study.engine.publish import NO_CLAIM, markdown
+from nomax.study.engine.result import Result
+
+NAMES = {
+    "scaling": ["scaling"],
+    "alpha": ["alpha", "init"],
+    "qk-norm": ["qk-norm"],
+    "gate": ["gate", "gate-cost"],
+    "rate": ["rate"],
+}
+CASES = [(name, figure) for name, figures in NAMES.items() for figure in figures]
+SMALL = 200_000
+
+
+def accuracy(row: Result) -> float:
+    return 0.8 - 0.04 * (row.alpha - 1) ** 2 - 0.02 * row.patch / 7 + 0.01 * (row.activation == "softmax")
+
+
+def figures(name: str, rows: list[Result]) -> dict[str, Figure]:
+    rows = [*rows, *(measurements(name) if rows else [])]
+    return {figure.name: figure for figure in study.load(name).figures(rows, SETUP)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_study_has_its_figures(name: str) -> None:
+    assert list(figures(name, results(name, accuracy))) == NAMES[name]
+
+
+@pytest.mark.parametrize(("name", "figure"), CASES)
+def test_a_figure_is_a_small_svg_with_title_and_description_inside(name: str, figure: str) -> None:
+    found = figures(name, results(name, accuracy))[figure]
+    svg = found.render(".svg")
+    assert len(svg) < SMALL
+    root = ElementTree.fromstring(svg)
+    assert b"diverged" not in svg
+    assert root.get("role") == "img"
+    texts = {element.tag.rpartition("}")[2]: element.text for element in root.iter()}
+    assert texts["desc"] == found.alternative
+    assert found.title in (root.get("aria-label") or "")
+
+
+@pytest.mark.parametrize(("name", "figure"), CASES)
+def test_a_figure_has_a_caption_a_description_and_a_table(name: str, figure: str) -> None:
+    found = figures(name, results(name, accuracy))[figure]
+    assert found.caption.endswith(".")
+    assert len(found.alternative) > 60
+    assert any(character.isdigit() for character in found.alternative)
+    assert found.table.rows
+    assert all(len(row) == len(found.table.columns) for row in found.table.rows)
+
+
+@pytest.mark.parametrize(("name", "figure"), CASES)
+def test_without_runs_a_figure_is_empty_and_says_so(name: str, figure: str) -> None:
+    found = figures(name, [])[figure]
+    assert found.table.rows == ()
+    assert b"no finished run" in found.render(".svg")
+
+
+def test_what_an_earlier_nomax_kept_in_its_verdict_becomes_a_run() -> None:
+    module, rows = study.load("gate"), measurements("gate")
+    (*_, verdict) = module.verdicts(rows, SETUP)
+    earlier = module.earlier_measurements(SETUP, {verdict.claim: json.loads(json.dumps(verdict.numbers))})
+    assert earlier == rows
+    assert [Result.from_json(row.to_json()) for row in earlier] == rows
+
+
+@pytest.mark.parametrize(("name", "figure"), CASES)
+def test_a_figure_has_no_colour_but_those_of_both_schemes(name: str, figure: str) -> None:
+    svg = figures(name, results(name, accuracy))[figure].render(".svg").decode()
+    used = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", svg.partition("</style>")[2]))
+    assert used <= {colour.light for colour in _colours.ALL}
+    assert PHI["softmax"].light in used or figure == "gate-cost"
+
+
+def test_the_same_results_give_the_same_file() -> None:
+    found = figures("gate", results("gate", accuracy))["gate-cost"]
+    assert found.render(".svg") == found.render(".svg")
+    assert found.render(".png").startswith(b"\x89PNG")
+
+
+def test_a_few_runs_near_chance_do_not_press_the_others_together() -> None:
+    rows = results("alpha", accuracy, lost=lambda row: row.alpha == 0 and row.activation == "relu2")
+    found = figures("alpha", rows)["alpha"]
+    bottom, top = found.draw().axes[0].get_ylim()
+    assert 0.5 < bottom < 0.75 < top
+    assert "What lies below the axis stands at its lower edge" in found.caption
+    assert "lower edge" not in figures("alpha", results("alpha", accuracy))["alpha"].caption
+
+
+def test_the_table_holds_the_means_of_the_runs() -> None:
+    rows = results("alpha", accuracy, spread=0.01)
+    table = figures("alpha", rows)["alpha"].table
+    assert len(table.rows) == (3 * 5 + 1) * 3
+    entries = [row.accuracy for row in rows if (row.phi, row.tokens) == ("relu/L", 49)]
+    found = [row for row in table.rows if row[:3] == (49, "relu", 1.0)]
+    assert found == [
+        (49, "relu", 1.0, round(sum(entries) / 3, 4), round(min(entries), 4), round(max(entries), 4), 3, 0)
+    ]
+
+
+def test_the_description_names_the_best_of_each_line() -> None:
+    text = figures("alpha", results("alpha", accuracy, spread=0.0))["alpha"].alternative
+    assert "L = 49" in text
+    assert "relu2 78.9 % at α = 1" in text
+    assert "softmax" in text
+
+
+@pytest.mark.parametrize("name", ["scaling", "alpha", "qk-norm", "gate"])
+def test_diverged_runs_are_marked(name: str) -> None:
+    rows = results(name, accuracy, lost=lambda row: row.activation == "relu" and row.seed == 1)
+    found = figures(name, rows)[NAMES[name][0]]
+    assert b"diverged" in found.render(".svg")
+    assert "marked with a cross" in found.caption
+    lost = found.table.columns.index("lost" if name == "scaling" else "diverged")
+    assert any(row[lost] for row in found.table.rows)
+
+
+def test_scaling_without_probes_has_one_panel() -> None:
+    import dataclasses
+
+    rows = [dataclasses.replace(row, ten_shot=None) for row in results("scaling", accuracy)]
+    found = figures("scaling", rows)["scaling"]
+    assert len([axis for axis in found.draw().axes if axis.get_ylabel()]) == 1
+    assert "no finished run with this score" in found.alternative
+
+
+def test_a_study_without_claims_says_so_instead_of_an_empty_table() -> None:
+    said = markdown("Which rate?", [], "nomax study rate")
+    assert NO_CLAIM in said
+    assert "|" not in said

@@ -1,0 +1,112 @@
+"""The grids of the studies of images: what they hold, that they pair, and share runs; and what all studies say."""
+
+import dataclasses
+from collections import Counter
+
+import pytest
+from study_rows import SETUP, grid
+
+from nomax import study
+from nomax.study import STUDIES, setup
+from nomax.study.engine.verdict import CLAIMS
+from nomax.study.setup import SETUPS
+
+SEEDS = (0, 1, 2)
+NAMES = ("scaling", "alpha", "qk-norm", "gate")
+TEXT_NAMES = ("memory", "relu-attention", "documents", "text-phi")
+TITLE_LENGTH = 70
+
+
+def test_the_studies_are_the_papers_four_figures_the_choices_they_rest_on_and_four_of_text() -> None:
+    assert tuple(STUDIES) == (*NAMES, "rate", "text-rate", *TEXT_NAMES)
+    with pytest.raises(ValueError, match="did you mean qk-norm"):
+        study.load("qknorm")
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("scaling", 2 * 2 * 3 * 3),  # φ, sizes, patches, seeds
+        ("alpha", (3 * 5 + 1) * 3 * 3),  # h, α, softmax, patches, seeds
+        ("qk-norm", (2 * 5 * 2 + 1) * 3 * 3),
+        ("gate", (2 * 5 * 2 + 1) * 3 * 3),
+        ("rate", 6 * 3 * 3),  # rates, patches, seeds
+    ],
+)
+def test_a_grid_has_every_combination_once(name: str, count: int) -> None:
+    runs = grid(name, SETUP, SEEDS)
+    assert len(runs) == count
+    assert len({run.key for run in runs}) == count
+    assert Counter(run.config.seed for run in runs) == dict.fromkeys(SEEDS, count // 3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whole_seeds_come_one_after_the_other(name: str) -> None:
+    order = [run.config.seed for run in grid(name, SETUP, SEEDS)]
+    assert order == sorted(order)
+
+
+@pytest.mark.parametrize("name", ["qk-norm", "gate"])
+def test_runs_that_alpha_has_are_shared_with_it(name: str) -> None:
+    shared = {run.key for run in grid("alpha", SETUP, (0,))} & {run.key for run in grid(name, SETUP, (0,))}
+    assert len(shared) == (2 * 5 + 1) * 3  # relu and relu² at every α, and softmax, at three lengths
+
+
+@pytest.mark.parametrize(("name", "field"), [("qk-norm", "qk_norm"), ("gate", "gate")])
+def test_the_two_of_a_pair_differ_in_nothing_else(name: str, field: str) -> None:
+    runs = [run for run in grid(name, SETUP, (0,)) if run.config.model.phi != "softmax"]
+    for first, second in zip(runs[::2], runs[1::2], strict=True):
+        one, other = (dataclasses.asdict(run.config) for run in (first, second))
+        assert one["model"].pop(field) != other["model"].pop(field)
+        assert one == other
+
+
+def test_the_sweeps_take_three_lengths_of_the_smallest_model_and_scaling_every_size() -> None:
+    for name in ("alpha", "qk-norm", "gate"):
+        assert {run.config.model.variant for run in grid(name, SETUP, (0,))} == {"mu/7", "mu/4", "mu/2"}
+    sizes = {run.config.model.variant for run in grid("scaling", SETUP, (0,))}
+    assert sizes == {f"{size}/{patch}" for size in ("mu", "pico") for patch in (7, 4, 2)}
+
+
+def test_the_study_over_sizes_trains_longer_unless_told_how_long_and_with_which_patches() -> None:
+    hour = SETUPS["hour"]
+    assert {(run.config.steps, run.config.model.variant) for run in grid("scaling", hour, (0,))} == {
+        (2400, f"{size}/{patch}") for size in ("mu", "pico", "nano") for patch in (14, 7, 4)
+    }
+    assert {run.config.steps for run in grid("alpha", hour, (0,))} == {600}
+    told = setup.adapted(hour, steps=80, models=("pico/7", "mu/7"))
+    runs = grid("scaling", told, (0,))
+    assert {(run.config.steps, run.config.model.variant) for run in runs} == {(80, "pico/7"), (80, "mu/7")}
+    larger = setup.adapted(hour, image_size=224, models=("S",), recipe="i1k", warmup=10)
+    assert {run.config.model.variant for run in grid("scaling", larger, (0,))} == {"S/32", "S/16", "S/8"}
+    assert {run.config.steps for run in grid("scaling", larger, (0,))} != {2400}
+
+
+def test_only_scaling_measures_transfer() -> None:
+    assert all(run.probes == ("digits",) for run in grid("scaling", SETUP, (0,)))
+    assert not any(run.probes for run in grid("alpha", SETUP, (0,)))
+
+
+@pytest.mark.parametrize("name", [*NAMES, *TEXT_NAMES])
+def test_a_study_says_what_it_shows_how_to_run_it_and_what_came_out(name: str) -> None:
+    module = study.load(name)
+    text = module.__doc__ or ""
+    assert f"nomax study {name}" in text
+    assert "hour" in text
+    assert f"results/{name}/verdicts.md" in text
+    assert module.CLAIMS
+    assert set(module.CLAIMS) <= set(CLAIMS)
+    assert len(module.TITLE) < TITLE_LENGTH
+
+
+def test_together_the_studies_judge_every_claim_once() -> None:
+    judged = [claim for name in (*NAMES, *TEXT_NAMES) for claim in study.load(name).CLAIMS]
+    assert sorted(judged) == sorted(CLAIMS)
+
+
+@pytest.mark.parametrize("setup", ["default", "smoke"])
+def test_the_named_setups_give_runs_that_can_start(setup: str) -> None:
+    chosen = SETUPS[setup]
+    for name in NAMES:
+        for run in grid(name, chosen, chosen.seeds[:1]):
+            run.config.check()

@@ -1,0 +1,400 @@
+"""The studies of text: their grids, verdicts and figures, with results that nobody computed."""
+
+import csv
+import dataclasses
+import json
+import math
+import re
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import toy_study
+from study_rows import measurements, text_grid, text_results
+
+from nomax import _colours, study
+from nomax._colours import PHI
+from nomax.models import ReLUFormer, ViTConfig
+from nomax.study.engine.experiment import ImageExperiment
+from nomax.study.engine.figure import Figure
+from nomax.study.engine.publish import to_csv
+from nomax.study.engine.result import Result, TextResult, where
+from nomax.study.engine.store import Store
+from nomax.study.studies import memory, relu_attention
+from nomax.study.studies.text_common import Panel, collect, loss
+from nomax.study.text_setup import SETUPS, adapted
+from nomax.train import VisionConfig
+from nomax.train.stop import Stop
+
+HOUR = SETUPS["hour"]
+NAMES = ("text-rate", "memory", "relu-attention", "documents", "text-phi")
+SEEDS = (0, 1, 2)
+COUNTS = {
+    "text-rate": (5 + 5 + 3 + 3) * 3,
+    "memory": 3 * 4 * 3,
+    "relu-attention": 10 * 3,
+    "documents": 2 * 5 * 3,
+    "text-phi": (5 * 5 + 1) * 3,
+}
+
+
+def outcomes(name: str, rows: list[TextResult]) -> dict[str, str]:
+    return {verdict.claim: verdict.verdict for verdict in study.load(name).verdicts(rows, SETUPS["smoke"])}
+
+
+def figures(name: str, rows: list[TextResult]) -> dict[str, Figure]:
+    rows = [*rows, *(measurements(name, SETUPS["smoke"]) if rows else [])]
+    return {figure.name: figure for figure in study.load(name).figures(rows, SETUPS["smoke"])}
+
+
+# Grids
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_grid_has_every_combination_once_seed_after_seed(name: str) -> None:
+    runs = text_grid(name, HOUR, SEEDS)
+    assert len(runs) == len({run.key for run in runs}) == COUNTS[name]
+    order = [run.config.seed for run in runs]
+    assert order == sorted(order)
+    assert Counter(order) == dict.fromkeys(SEEDS, COUNTS[name] // 3)
+
+
+@pytest.mark.parametrize("setup", SETUPS)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_named_setups_give_runs_that_can_start(name: str, setup: str) -> None:
+    for run in text_grid(name, SETUPS[setup], SETUPS[setup].seeds[:1]):
+        run.config.check()
+
+
+def test_the_softmax_model_of_memory_is_that_of_relu_attention() -> None:
+    memories, attentions = ({run.key for run in text_grid(name, HOUR, (0,))} for name in ("memory", "relu-attention"))
+    assert len(memories & attentions) == 1
+
+
+def test_kinds_of_attention_differ_in_nothing_but_attention_and_its_losses() -> None:
+    runs = text_grid("relu-attention", HOUR, (0,))
+    assert len({run.result("done").attention for run in runs}) == 10
+    plain = []
+    for run in runs:
+        settings = dataclasses.asdict(run.config)
+        for name in ("normalisation_penalty", "entropy_penalty"):
+            settings.pop(name)
+        for name in ("phi", "joined_norm"):
+            settings["model"].pop(name)
+        # ReLUFormer without any of its losses has the rate and the start of γ that were chosen for it with them.
+        own = settings["model"].pop("learned_gain") == "head"
+        numbers = settings.pop("lr"), settings["model"].pop("gamma")
+        assert numbers == ((HOUR.reluformer_lr, HOUR.gamma) if own else (HOUR.lr, 1.0))
+        plain.append(settings)
+    assert all(settings == plain[0] for settings in plain)
+
+
+def test_documents_of_every_length_have_the_same_tokens_in_a_step_and_the_same_steps() -> None:
+    runs = text_grid("documents", HOUR, (0,))
+    assert {run.config.model.max_length for run in runs} == {128, 256, 512, 1024, 2048}
+    assert len({(run.config.batch_size, run.config.steps) for run in runs}) == 1
+    assert runs[0].config.batch_size * runs[0].config.steps == HOUR.document_passes * HOUR.batch_size * HOUR.steps
+    for run in runs:
+        lengths = list(run.config.stages.values())
+        assert lengths == [length for length in HOUR.lengths if length <= run.config.model.max_length]
+        assert max(run.config.stages) == (0 if len(lengths) == 1 else 0.75 * run.config.steps)
+
+
+def test_a_rate_that_is_given_is_that_of_every_run() -> None:
+    for run in text_grid("relu-attention", adapted(HOUR, lr=1e-3), (0,)):
+        assert run.config.lr == 1e-3
+
+
+def test_the_choice_of_numbers_varies_the_rates_and_one_number_of_reluformer_after_the_other() -> None:
+    rows = text_results("text-rate", lambda row: 4.0 + row.lr + row.penalty)
+    found = figures("text-rate", rows)
+    assert {name: [line[1] for line in found[name].table.rows] for name in found} == {
+        "rate": [0.001, 0.002, 0.004, 0.008, 0.016] * 2,
+        "gamma": [1, 2.5, 6.4, 16],
+        "penalty": [0.01, 0.03, 0.1, 1.0],
+    }
+    assert {row.penalty for row in rows if row.attention == "softmax"} == {0.0}
+    assert outcomes("text-rate", rows) == {}
+
+
+def test_the_language_model_learns_no_gain_and_has_no_penalty() -> None:
+    for run in text_grid("text-phi", HOUR, (0,)):
+        assert (run.config.task, run.config.model.encoder_layers) == ("language", 0)
+        assert run.config.model.learned_gain is None
+        assert not run.config.penalised
+
+
+def test_multiply_adds_are_those_of_the_models_matrices() -> None:
+    run = replace(HOUR, length=4).run("softmax", slots=64)
+    model = ReLUFormer.from_config(run.config.model)
+    matrices = sum(weight.numel() for weight in model.parameters() if weight.dim() == 2)
+    # two attentions to 4 keys of width 64 in each of the two decoder layers, one of them causal, one in each encoder's
+    assert run.macs == matrices + 2 * 64 * (2 * 4) + 2 * 64 * (4 + 2 * 4)
+
+
+def test_keys_of_runs_of_images_are_what_they_were() -> None:
+    model = ViTConfig("pico/4", num_classes=10, image_size=28)
+    config = VisionConfig(recipe="small", model=model, steps=600, batch_size=16, lr=2e-3)
+    # Computed before there were runs of text: stores hold many that cannot be lost.
+    assert ImageExperiment(config, ("digits",), "icons", 20).key == "948bf854c639a3e4"
+    assert ImageExperiment(config).key == "cc8f69dc5d0cbca4"
+
+
+def test_the_key_of_a_run_of_text_is_of_what_is_run_and_not_of_how() -> None:
+    run = HOUR.run("relu/L")
+    same = replace(run, config=replace(run.config, threads=3, checkpoint_every=1, device="cpu", keep=9))
+    assert same.key == run.key == HOUR.run("relu / L^1.0").key
+    others = [HOUR.run("relu"), HOUR.run("relu/L", seed=1), HOUR.run("relu/L", memory="softmax"), HOUR.reluformer()]
+    others += [HOUR.run("relu/L", measures=()), replace(HOUR, test_pairs=3).run("relu/L")]
+    others += [replace(HOUR, **{name: 80}).run("relu/L") for name in ("steps", "vocabulary", "length")]
+    assert len({run.key, *(other.key for other in others)}) == len(others) + 1
+
+
+def test_a_row_of_text_survives_its_way_through_json_and_says_what_it_is() -> None:
+    (row, *_) = text_results("memory", lambda row: 4.0, measured=lambda row: {"bleu": 1.5})
+    assert Result.from_json(row.to_json()) == row
+    assert row.label == "softmax, relu × 32 slots, 128 tokens, seed 0"
+    assert row.summary.endswith("nats and a BLEU of 1.5")
+    assert where([row], slots=32, memory="relu") == [row]
+    assert where([row], qk_norm=True) == []
+
+
+def test_rows_of_images_and_of_text_stand_in_one_table_and_one_store(tmp_path) -> None:
+    (text, *_) = text_results("memory", lambda row: 4.0, measured=lambda row: {"bleu": 1.5})
+    image = toy_study.row(probes={"digits": 0.25})
+    store = Store(tmp_path)
+    for row in (image, text):
+        store.finish(row)
+    assert store.results([image.key, text.key]) == [image, text]
+    first, second = csv.DictReader(to_csv([image, text]).splitlines())
+    assert (first["accuracy"], first["ten_shot_digits"], first["slots"], first["bleu"]) == ("0.5", "0.25", "", "")
+    assert (second["accuracy"], second["slots"], second["memory"]) == ("", "32", "relu")
+    assert float(second["bleu"]) == text.measured["bleu"]
+    assert not {"probes", "measured"} & first.keys()
+
+
+def test_a_setup_takes_other_values_and_shortens_its_warmup() -> None:
+    setup = adapted(HOUR, steps=20, data=None, seeds=(3,))
+    assert (setup.steps, setup.warmup, setup.data, setup.seeds) == (20, 4, HOUR.data, (3,))
+
+
+# Verdicts
+
+
+def of_memory(relu: float, softmax: float, normed: float, many: float = 0.0) -> list[TextResult]:
+    """Losses of the three kinds; from 2,048 slots on that of softmax with LayerNorm is higher by `many`."""
+    losses = {"relu": relu, "softmax": softmax, "softmax + LN": normed}
+
+    def inside(row: TextResult) -> dict[str, float]:
+        soft = row.memory == "softmax"
+        return {"variance_ratio": 0.01 if soft else 0.5, "top_share": 0.9 if soft else 0.1, "anisotropy": 0.1}
+
+    return text_results(
+        "memory",
+        lambda row: losses[row.memory] + many * (row.slots >= 2048 and row.memory == "softmax + LN"),
+        measured=inside,
+    )
+
+
+def test_the_papers_memories_reproduce_its_claims() -> None:
+    assert set(outcomes("memory", of_memory(4.0, 4.2, 4.0, many=0.1)).values()) == {"reproduced"}
+
+
+def test_memories_the_other_way_round_contradict_them() -> None:
+    found = outcomes("memory", of_memory(4.2, 4.0, 4.0))
+    assert {found[claim] for claim in ("S-softmax-ffn", "S-ln", "S-slots")} == {"contradicted"}
+    rows = [
+        dataclasses.replace(row, measured={"variance_ratio": 0.5, "top_share": 0.2, "anisotropy": 0.0})
+        for row in of_memory(4.0, 4.2, 4.0)
+    ]
+    found = outcomes("memory", rows)
+    assert (found["S-central"], found["S-variance"]) == ("contradicted", "contradicted")
+
+
+def test_much_noise_leaves_memories_undecided() -> None:
+    rows = text_results("memory", lambda row: 4.0, spread=0.5)
+    assert {outcomes("memory", rows)[claim] for claim in ("S-softmax-ffn", "S-ln")} == {"undecided"}
+
+
+def of_attention(**changes: float) -> list[TextResult]:
+    losses = {"relu": 6.0, "the factor alone": 4.1, "without the normalisation loss": 4.1, **changes}
+    return text_results("relu-attention", lambda row: losses.get(row.attention.replace("ReLUFormer", "ours"), 4.0))
+
+
+def test_the_papers_attentions_reproduce_its_claims() -> None:
+    found = outcomes("relu-attention", of_attention())
+    assert {found[claim] for claim in ("S-diverge", "S-factor", "S-losses")} == {"reproduced"}
+
+
+def test_how_the_entropy_falls_without_the_normalisation_loss_is_told_where_it_was_measured() -> None:
+    rows = of_attention()
+    verdict = study.load("relu-attention").verdicts(rows, HOUR)[2]
+    assert "entropy of rows" not in verdict.sentence
+    entropies = {"ReLUFormer": 2.5, "without the normalisation loss": 1.0}
+    rows = [dataclasses.replace(row, measured={"entropy": entropies.get(row.attention, 3.0)}) for row in rows]
+    verdict = study.load("relu-attention").verdicts(rows, HOUR)[2]
+    assert "the entropy of rows falls by 1.500 [1.500, 1.500], in the paper by 1.52" in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("changes", "claim"),
+    [
+        ({"relu": 4.0}, "S-diverge"),
+        ({"the factor alone": 3.9}, "S-factor"),
+        ({"the factor alone": 6.0}, "S-factor"),
+        ({"ours": 4.06}, "S-losses"),
+        ({"without the normalisation loss": 3.9}, "S-losses"),
+    ],
+)
+def test_other_attentions_contradict_them(changes: dict[str, float], claim: str) -> None:
+    assert outcomes("relu-attention", of_attention(**changes))[claim] == "contradicted"
+
+
+def test_runs_that_break_off_count_as_a_uniform_guess_and_have_not_converged() -> None:
+    rows = text_results("relu-attention", lambda row: 4.0, lost=lambda row: row.attention == "relu")
+    assert loss(where(rows, attention="relu")[0]) == math.log(HOUR.vocabulary)
+    (verdict, *_) = study.load("relu-attention").verdicts(rows, SETUPS["smoke"])
+    assert (verdict.verdict, verdict.numbers["broke off"]) == ("reproduced", 3)
+    assert "3 runs diverged and count as a uniform guess" in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    ("softmax", "sparse", "outcome"),
+    [(1.0, 1.7, "reproduced"), (0.8, 1.7, "contradicted"), (1.0, 1.2, "contradicted"), (0.9, 1.7, "undecided")],
+)
+def test_times_are_judged_in_those_of_reluformer(softmax: float, sparse: float, outcome: str) -> None:
+    jitter = np.random.default_rng(0).normal(1, 0.01, 9)
+    factors = {"ReLUFormer": 1.0, "softmax": softmax, "sparsemax": sparse, "1.5-entmax": sparse}
+    times = {name: tuple(factor * (jitter if name != "ReLUFormer" else np.ones(9))) for name, factor in factors.items()}
+    assert relu_attention.speed_verdict(HOUR, times).verdict == outcome
+
+
+def of_documents(
+    gain: dict[int, float],
+    distant: float = 0.1,
+    frequent: float = -0.1,
+    unsure: float = 0.0,
+    use: dict[str, float] | None = None,
+) -> list[TextResult]:
+    def looks(row: TextResult) -> dict[str, float]:
+        ours = row.attention == "ReLUFormer"
+        return {
+            "distant": 0.3 + (distant + unsure * (row.seed - 1)) * ours,
+            "frequent": 0.4 + frequent * ours,
+            "frequent_keys": 0.4,
+            "source_use": (use or {}).get(row.attention, 0.5) + 0.001 * row.seed,
+        }
+
+    return text_results(
+        "documents", lambda row: 4.0 - gain[row.tokens] * (row.attention == "ReLUFormer"), measured=looks
+    )
+
+
+PAPER = {128: 0.0, 256: 0.0, 512: 0.05, 1024: 0.1, 2048: 0.1}
+
+
+def test_the_papers_documents_reproduce_its_claims() -> None:
+    assert set(outcomes("documents", of_documents(PAPER)).values()) == {"reproduced"}
+
+
+def test_other_documents_contradict_them() -> None:
+    turned = {length: 0.1 - gain for length, gain in PAPER.items()}
+    assert outcomes("documents", of_documents(turned))["S-long"] == "contradicted"
+    assert outcomes("documents", of_documents(PAPER, distant=-0.1))["S-distant"] == "contradicted"
+    assert outcomes("documents", of_documents(PAPER, frequent=0.1))["S-distant"] == "contradicted"
+    assert outcomes("documents", of_documents(PAPER, distant=0.0, unsure=0.1))["S-distant"] == "undecided"
+
+
+@pytest.mark.parametrize("idle", ["ReLUFormer", "softmax"])
+def test_models_that_make_nothing_of_the_source_decide_nothing(idle: str) -> None:
+    rows = of_documents(PAPER, use={idle: 0.005})
+    assert set(outcomes("documents", rows).values()) == {"undecided"}
+    said = study.load("documents").verdicts(rows, HOUR)[0].sentence
+    assert "+0.006 nats [+0.005, +0.007]" in said
+    assert "they hardly translate, so nothing is decided." in said
+
+
+@pytest.mark.parametrize(("best", "outcome"), [(1.0, "reproduced"), (0.0, "contradicted")])
+def test_the_best_exponent_is_judged_for_every_h(best: float, outcome: str) -> None:
+    rows = text_results("text-phi", lambda row: 4.0 + 0.2 * abs(row.alpha - best))
+    assert outcomes("text-phi", rows) == {"Q-text": outcome}
+    half = text_results("text-phi", lambda row: 4.0 + 0.2 * abs(row.alpha - 0.5))
+    assert outcomes("text-phi", half) == {"Q-text": "contradicted"}  # the second paper's answer
+    noisy = text_results("text-phi", lambda row: 4.0, spread=0.5)
+    assert outcomes("text-phi", noisy) == {"Q-text": "undecided"} or outcome == "contradicted"
+
+
+@pytest.mark.parametrize("name", NAMES[1:])
+def test_without_runs_or_with_one_seed_nothing_is_decided(name: str) -> None:
+    for rows in ([], text_results(name, lambda row: 4.0, seeds=(0,))):
+        found = study.load(name).verdicts(rows, SETUPS["smoke"])
+        assert {verdict.verdict for verdict in found if verdict.claim != "S-speed"} == {"undecided"}
+        assert all(verdict.sentence for verdict in found)
+
+
+@pytest.mark.parametrize("slots", [64, 512])
+def test_the_lemma_holds_for_normal_numbers(slots: int) -> None:
+    over, softmax = memory.lemma(slots)
+    assert over == pytest.approx(1, abs=0.1)  # the variance of 4,000 draws is known to 2 %
+    assert softmax == pytest.approx(math.e / slots, rel=0.15)  # E[e^2x]/E[e^x]² is e
+
+
+# Figures
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_figures_have_words_and_a_table_and_mark_what_was_lost(name: str) -> None:
+    rows = text_results(name, lambda row: 4.0, lost=lambda row: row.seed == 1 and row.activation == "softmax")
+    for figure in figures(name, rows).values():
+        assert len(figure.alternative) > 40
+        assert figure.table.rows
+        assert all(len(row) == len(figure.table.columns) for row in figure.table.rows)
+    first = next(iter(figures(name, rows).values()))
+    assert b"diverged" in first.render(".svg")
+    assert "marked with a cross" in first.caption
+    assert sum(row[-1] for row in first.table.rows) == sum(row.status != "done" for row in rows)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_runs_a_figure_is_empty_and_says_so(name: str) -> None:
+    first = next(iter(figures(name, []).values()))
+    assert first.table.rows == ()
+    assert b"no finished run" in first.render(".svg")
+
+
+def test_points_are_means_over_seeds_and_softmax_is_a_level() -> None:
+    rows = text_results("text-phi", lambda row: 4.0 + row.alpha)
+    points = collect(rows, [Panel("loss", loss)], lambda row: row.activation, lambda row: row.alpha)
+    at = next(point for point in points if (point.kind, point.place) == ("relu", 1.5))
+    entries = [row.loss for row in where(rows, activation="relu", alpha=1.5)]
+    assert at.mean(0) == pytest.approx(sum(entries) / 3)
+    table = figures("text-phi", rows)["text-phi"].table
+    assert [row[1] for row in table.rows if row[0] == "softmax"] == [None]
+
+
+def test_times_that_an_earlier_nomax_kept_in_their_verdict_become_a_run() -> None:
+    module, setup = study.load("relu-attention"), SETUPS["smoke"]
+    rows = measurements("relu-attention", setup)
+    (*_, verdict) = module.verdicts(rows, setup)
+    earlier = module.earlier_measurements(setup, {verdict.claim: json.loads(json.dumps(verdict.numbers))})
+    assert earlier == [dataclasses.replace(row, numbers=earlier[0].numbers) for row in rows]
+    assert module.figures(earlier, setup)[1].table == module.figures(rows, setup)[1].table
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_kind_has_the_colour_of_its_phi_and_a_second_one_of_it_a_broken_line(name: str) -> None:
+    rows = text_results(name, lambda row: 4.0)
+    svg = next(iter(figures(name, rows).values())).render(".svg").decode().partition("</style>")[2]
+    used = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", svg))
+    assert used <= {colour.light for colour in _colours.ALL}
+    kinds = {row.memory.split()[0] if name == "memory" else row.activation for row in rows}
+    assert {colour.light for colour in PHI.values()} & used == {PHI[kind].light for kind in kinds}
+    assert (name == "memory") == ("stroke-dasharray: 3.4,2.38" in svg)
+
+
+def test_times_are_measured_of_every_kind() -> None:
+    pytest.importorskip("entmax")
+    times = relu_attention.speed_to_measure(SETUPS["smoke"]).measure(Stop())
+    assert set(times) == {"ReLUFormer", "softmax", "sparsemax", "1.5-entmax"}
+    assert all(len(seconds) == relu_attention.ROUNDS and min(seconds) > 0 for seconds in times.values())
