@@ -29,7 +29,7 @@ Recipe = TypeVar("Recipe")
 
 @dataclass(frozen=True)
 class Command:
-    """What a command of `nomax train` is told about itself, and not about the run; its options begin with it."""
+    """The first options of every command: about the command itself, and not about the run."""
 
     phi: tuple[str, ...] = ("relu/L",)
     """How scores become weights: "relu/L", "softmax", … Several train one after the other and are compared."""
@@ -39,7 +39,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Manner:
-    """How a command works; its options end with it."""
+    """The last options of every command: its manner of working."""
 
     tensorboard: bool = True
     """Write TensorBoard files too, if it is installed."""

@@ -1,4 +1,4 @@
-"""What the training loop is told, whatever it trains; config.json in the run folder holds it."""
+"""Settings of the training loop, whatever it trains; config.json in the run folder holds them."""
 
 import dataclasses
 import hashlib
@@ -15,7 +15,7 @@ WARMUP = 5  # by itself a warm-up takes at most one in so many steps; no recipe'
 
 @dataclass(frozen=True)
 class LoopConfig:
-    """What the training loop is told, whatever it trains. The texts below the fields are the help of the commands."""
+    """Settings of the training loop, whatever it trains. The texts below the fields are the help of the commands."""
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = FORBID
 

@@ -61,7 +61,7 @@ class Task(Protocol[Batch]):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How far a call of `train` came, and what it measured."""
+    """The end of a call of `train`: how far it came, and what it measured."""
 
     step: int
     finished: bool

@@ -44,7 +44,7 @@ SMOKE_VOCABULARY = 512
 
 @dataclass(frozen=True)
 class TrainText(cli.Command):
-    """What both commands can be told beyond their config."""
+    """Options of both commands beyond their config."""
 
     phi: tuple[str, ...] = ("reluformer",)
     """How scores become weights: reluformer (√2·relu/√L), softmax, relu/L, relu, sparsemax, entmax15, … Several train

@@ -29,7 +29,7 @@ GAMMA = 6.4
 
 @dataclass(frozen=True)
 class TextConfig(LoopConfig):
-    """How a ReLUFormer is trained: the model, its data, and all the numbers. `batch_size` counts tokens.
+    """The training of a ReLUFormer: the model, its data, and all the numbers. `batch_size` counts tokens.
 
     Examples are at most model.max_length tokens long, on each side; longer pairs are cut into parts.
     """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Corpora:
-    """What a run learns from and is validated with, loaded and hashed once."""
+    """The text that a run learns from and is validated with, loaded and hashed once."""
 
     train: Corpus
     valid: Corpus

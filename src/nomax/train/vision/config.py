@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VisionConfig(LoopConfig):
-    """How a ViT is trained: the model, its data, and all the numbers."""
+    """The training of a ViT: the model, its data, and all the numbers."""
 
     NOT_NEGATIVE: ClassVar[frozenset[str]] = LoopConfig.NOT_NEGATIVE | {"mixup", "test_images"}
 
