@@ -18,8 +18,7 @@ from PIL import Image
 
 from nomax import Phi, _colours
 from nomax.cli import COMMANDS, parsed
-from nomax.data.registry import ENTRIES
-from nomax.data.text.entries import TEXTS
+from nomax.data.registry import ENTRIES, TEXTS
 from nomax.phi import ACTIVATIONS, ROW_MAPS
 
 ROOT = Path(__file__).parent.parent

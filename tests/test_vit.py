@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nomax import _compat
 from nomax.models import ViT, ViTConfig
-from nomax.ops import operators
+from nomax.ops import cpu
 
 # variant, width, depth, MLP, tokens of 224 pixels with gap, encoder GMAC per image, and what a gate adds
 PAPER = [
@@ -88,7 +88,7 @@ def test_sizes_are_those_of_timm(variant: str, name: str) -> None:
 @pytest.mark.parametrize("settings", [{}, {"gate": "silu"}, {"pool": "tok", "phi": "gelu/L"}])
 def test_macs_are_what_torch_counts(settings: dict[str, object]) -> None:
     model = ViT("mu/4", image_size=(8, 16), num_classes=5, **settings)
-    operators.load()  # a counter knows the operators that there are when it is made
+    cpu.load()  # a counter knows the operators that there are when it is made
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(images(model, batch=3))
     width, patches = 32, 2 * 4

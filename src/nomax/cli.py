@@ -26,7 +26,7 @@ COMMANDS = {
     "data list": ("nomax.data.commands.list", "the data sets there are by name, and which are ready"),
     "data get": ("nomax.data.commands.get", "download data sets and prepare them"),
     "data info": ("nomax.data.commands.info", "what is in a data set: counts, sizes, means, a sheet of samples"),
-    "data pack": ("nomax.data.pack", "write shards from a folder of images"),
+    "data pack": ("nomax.data.commands.pack", "write shards from a folder of images"),
     "study merge": ("nomax.study.commands.merge", "join the runs of several stores"),
     "study export": ("nomax.study.commands.export", "results of all runs as CSV or Parquet"),
     "study draw": ("nomax.study.commands.draw", "draw the figures of results again"),

@@ -12,7 +12,7 @@ from PIL import Image
 from nomax import _compat
 from nomax.bench import data, harness
 from nomax.bench.results import Case, Results
-from nomax.data.transforms import Augment
+from nomax.data.images.transforms import Augment
 
 
 @pytest.fixture(autouse=True)

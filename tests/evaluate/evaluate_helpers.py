@@ -8,7 +8,7 @@ from PIL import Image
 from text_corpora import corpus
 
 from nomax.cli import main
-from nomax.data.text.corpus import write
+from nomax.data.text.corpus import write_jsonl
 
 COLOURS = {"blue [b]": (0, 0, 250), "green": (0, 250, 0), "red": (250, 0, 0)}
 # Too few steps to learn anything, but the head is no longer zero.
@@ -41,5 +41,5 @@ def write_splits(folder: Path, test: int = 2) -> str:
     folder.mkdir()
     for seed, (split, documents) in enumerate({"train": 12, "valid": 2, "test": test}.items()):
         text = corpus(documents, seed=seed)
-        write(folder / f"{split}.jsonl", text.documents, text.languages)
+        write_jsonl(folder / f"{split}.jsonl", text.documents, text.languages)
     return str(folder)

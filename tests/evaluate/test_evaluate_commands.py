@@ -15,9 +15,9 @@ from evaluate_helpers import nomax
 from PIL import Image
 
 from nomax import data, evaluate, models
-from nomax.data.batches import evaluation_batches
+from nomax.data.images.batches import evaluation_batches
+from nomax.data.images.transforms import Augment
 from nomax.data.source import part
-from nomax.data.transforms import Augment
 from nomax.evaluate import accuracy, fewshot, probe, terminal
 from nomax.evaluate.fewshot import features, probe_transform
 from nomax.models import ViT

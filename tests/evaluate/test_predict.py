@@ -15,7 +15,7 @@ from evaluate_helpers import COLOURS, SMALL, nomax, picture, pictures
 from PIL import Image
 
 from nomax import evaluate, models
-from nomax.data.images import DataError
+from nomax.data.source import DataError
 from nomax.models import ViT
 from nomax.train.vision.command import Options, run
 

@@ -23,7 +23,7 @@ from nomax.study.engine.store import Store
 from nomax.study.engine.worker import BUSY
 from nomax.study.setup import SETUPS, Setup, adapted, named
 from nomax.train import metrics
-from nomax.train.stop import Stop
+from nomax.train.console import Stop
 
 TESTS = Path(__file__).parent
 STEPS = 250  # of the runs in processes of their own: about a second

@@ -25,7 +25,7 @@ from nomax.study.studies import memory, relu_attention
 from nomax.study.studies.text_common import Panel, collect, loss
 from nomax.study.text_setup import SETUPS, adapted
 from nomax.train import VisionConfig
-from nomax.train.stop import Stop
+from nomax.train.console import Stop
 
 HOUR = SETUPS["hour"]
 NAMES = ("text-rate", "memory", "relu-attention", "documents", "text-phi")

@@ -11,7 +11,7 @@ import tyro
 from text_corpora import corpus
 
 from nomax.console import Console
-from nomax.data.text.corpus import write
+from nomax.data.text.corpus import write_jsonl
 from nomax.evaluate import load_text
 from nomax.report import command as report
 from nomax.study import measures
@@ -19,8 +19,9 @@ from nomax.study.commands import run as run_command
 from nomax.study.engine.store import Store
 from nomax.study.engine.worker import run_to_outcome
 from nomax.study.text_setup import SETUPS, adapted
-from nomax.train import metrics, text_data
-from nomax.train.stop import Stop
+from nomax.train import metrics
+from nomax.train.console import Stop
+from nomax.train.text import data as text_data
 
 pytest.importorskip("sentencepiece")
 pytest.importorskip("sacrebleu")
@@ -30,7 +31,7 @@ pytest.importorskip("sacrebleu")
 def tales(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tales")
     for seed, (split, documents) in enumerate({"train": 20, "valid": 2, "test": 3}.items()):
-        write(folder / f"{split}.jsonl", corpus(documents, 10, seed).documents, ("en", "es"))
+        write_jsonl(folder / f"{split}.jsonl", corpus(documents, 10, seed).documents, ("en", "es"))
     return folder
 
 

@@ -15,7 +15,7 @@ from nomax.study.engine.statistics import chosen_elsewhere, over_settings
 from nomax.study.engine.verdict import Verdict, above, points
 from nomax.study.studies import gate, initial
 from nomax.study.studies.alpha import growth_with_length
-from nomax.train.stop import Stop
+from nomax.train.console import Stop
 
 Accuracy = Callable[[Result], float]
 

@@ -12,8 +12,8 @@ import torch
 
 from nomax import data, models
 from nomax.console import Console
-from nomax.evaluate import fewshot, load, subset
-from nomax.evaluate.features import features
+from nomax.evaluate import fewshot, load, subset_accuracy
+from nomax.evaluate.fewshot import features
 from nomax.models import ViTConfig
 from nomax.study.engine.experiment import ImageExperiment
 from nomax.study.engine.publish import to_csv
@@ -22,7 +22,7 @@ from nomax.study.engine.worker import BUSY, run_to_outcome
 from nomax.study.setup import Setup
 from nomax.study.studies import gate
 from nomax.train import VisionConfig, metrics
-from nomax.train.stop import Stop
+from nomax.train.console import Stop
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +195,7 @@ def test_what_the_machine_fails_is_no_outcome_and_done_when_the_machine_can(setu
         raise error
 
     run = setup.run("relu/L")
-    monkeypatch.setattr("nomax.study.engine.worker.load_and_train", fail)
+    monkeypatch.setattr("nomax.study.engine.worker.train", fail)
     with pytest.raises(type(error)):
         do(run, store)
     assert store.outcome(run.key) is None
@@ -227,7 +227,7 @@ def test_probes_and_the_label_subset_are_measured_as_the_evaluation_does(setup, 
         logits = model(torch.from_numpy(test.images).permute(0, 3, 1, 2) / 127.5 - 1)
     inside = np.isin(test.labels, [1, 3])
     places = torch.from_numpy((test.labels[inside] == 3).astype(np.int64))
-    assert row.subset_accuracy == pytest.approx(subset.subset_accuracy(logits[inside], places, [1, 3]))
+    assert row.subset_accuracy == pytest.approx(subset_accuracy(logits[inside], places, [1, 3]))
 
 
 def test_a_measurement_is_a_run_with_its_raw_numbers_in_the_store(store):

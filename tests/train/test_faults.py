@@ -15,7 +15,7 @@ from text_corpora import corpus
 
 from nomax import models
 from nomax.data.text import Tokenizer
-from nomax.data.text.corpus import write
+from nomax.data.text.corpus import write_jsonl
 from nomax.evaluate import runs
 from nomax.train import metrics, run_folder
 from nomax.train.text import language
@@ -292,7 +292,7 @@ def tales(tmp_path_factory, quick):
     folder = tmp_path_factory.mktemp("tales")
     for seed, (split, documents) in enumerate({"train": 12, "valid": 3}.items()):
         text = corpus(documents, seed=seed)
-        write(folder / f"{split}.jsonl", text.documents, text.languages)
+        write_jsonl(folder / f"{split}.jsonl", text.documents, text.languages)
     return str(folder)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from text_corpora import corpus
 
-from nomax.data.text.corpus import write
+from nomax.data.text.corpus import write_jsonl
 from nomax.train import load_text_run, metrics
 from nomax.train.distributed import world
 from nomax.train.text import language, translate
@@ -42,7 +42,7 @@ def folder(tmp_path_factory):
     (folder / "data").mkdir()
     for seed, (split, documents) in enumerate({"train": 12, "valid": 3}.items()):
         text = corpus(documents, seed=seed)
-        write(folder / "data" / f"{split}.jsonl", text.documents, text.languages)
+        write_jsonl(folder / "data" / f"{split}.jsonl", text.documents, text.languages)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NOMAX_DATA", str(folder / "cache"))
         for case in CASES:

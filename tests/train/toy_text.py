@@ -4,7 +4,7 @@ from pathlib import Path
 
 from text_corpora import corpus
 
-from nomax.data.text.corpus import write
+from nomax.data.text.corpus import write_jsonl
 
 SMALL = {"tensorboard": False, "threads": 1, "vocabulary": 330, "batch_size": 256, "warmup": 1, "max_length": 128}
 SMALL |= {"dim": 16, "heads": 2, "decoder_layers": 1, "slots": 32, "dropout": 0.1}
@@ -16,5 +16,5 @@ def tales(folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     for seed, (split, documents) in enumerate({"train": 12, "valid": 3, "test": 2}.items()):
         text = corpus(documents, seed=seed)
-        write(folder / f"{split}.jsonl", text.documents, text.languages)
+        write_jsonl(folder / f"{split}.jsonl", text.documents, text.languages)
     return str(folder)

@@ -30,7 +30,7 @@ from nomax.bench import tables
 from nomax.bench.results import CannotMeasureError, Case, Check, Goal, Results
 from nomax.console import Console, Progress
 from nomax.ops import build, cpu
-from nomax.train import facts
+from nomax.train import run_folder
 
 FLAGS = ("fma", "avx2", "f16c", "avx512f", "avx512bw", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "bf16", "sve")
 # In seconds. A call that takes longer is sampled three times only, or once: its noise is small, and the wait long.
@@ -295,12 +295,12 @@ def check_load(limit: float) -> None:
 
 def machine() -> dict[str, Any]:
     """Describe the machine, and the instructions that we use of it."""
-    flags = facts.cpu_flags()
+    flags = run_folder.cpu_flags()
     try:
         kernels = cpu.instruction_set()
     except build.BuildError as error:
         kernels = f"none: {error}"
-    return facts.machine() | {"flags": [flag for flag in FLAGS if flag in flags], "kernels": kernels}
+    return run_folder.machine() | {"flags": [flag for flag in FLAGS if flag in flags], "kernels": kernels}
 
 
 def versions() -> dict[str, str | None]:
@@ -310,7 +310,7 @@ def versions() -> dict[str, str | None]:
         compiler = subprocess.run(words, check=True, capture_output=True, text=True).stdout.partition("\n")[0]
     except (build.BuildError, OSError, subprocess.CalledProcessError):
         compiler = None
-    return facts.versions() | {"compiler": compiler}
+    return run_folder.versions() | {"compiler": compiler}
 
 
 def now() -> str:

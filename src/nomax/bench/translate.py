@@ -22,7 +22,7 @@ from nomax.bench.tables import times
 from nomax.models import ReLUFormer, ReLUFormerConfig
 from nomax.models.search import Hypothesis, search
 from nomax.nn import Attention
-from nomax.ops.softmax import row_map
+from nomax.ops.row_maps import row_map
 
 INFERENCE, TRAINING, DECODING = "inference", "training", "decoding"
 OURS, PLAIN, FREE, MARIAN = "ReLUFormer", "without penalties", "free attention", "Marian"

@@ -3,32 +3,28 @@
 The command `nomax X` is in X.py: evaluate, predict, probe, rows, maps, translate, generate.
 """
 
-from nomax.evaluate import features, fewshot, subset, translation
+from nomax.evaluate import fewshot, translation
 from nomax.evaluate.accuracy import LabelMap, Score, classify, subset_accuracy
 from nomax.evaluate.attention_weights import HeadRows, row_statistics, text_row_statistics
 from nomax.evaluate.maps import attention_maps
 from nomax.evaluate.predict import Guess, Prediction, predict
-from nomax.evaluate.runs import Run, TextRun, TrainedImageModel, TrainedTextModel, load, load_text
+from nomax.evaluate.runs import TrainedImageModel, TrainedTextModel, load, load_text
 
 __all__ = [
     "Guess",
     "HeadRows",
     "LabelMap",
     "Prediction",
-    "Run",
     "Score",
-    "TextRun",
     "TrainedImageModel",
     "TrainedTextModel",
     "attention_maps",
     "classify",
-    "features",
     "fewshot",
     "load",
     "load_text",
     "predict",
     "row_statistics",
-    "subset",
     "subset_accuracy",
     "text_row_statistics",
     "translation",

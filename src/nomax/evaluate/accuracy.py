@@ -17,9 +17,9 @@ from torch import Tensor
 
 from nomax import _compat, data
 from nomax.data import Source
-from nomax.data.batches import evaluation_batches
+from nomax.data.images.batches import evaluation_batches
+from nomax.data.images.transforms import Evaluation
 from nomax.data.source import listed
-from nomax.data.transforms import Evaluation
 from nomax.models import ViT
 
 Match = Literal["name", "order"]

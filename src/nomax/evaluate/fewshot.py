@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nomax.data import Source
-from nomax.data.batches import evaluation_batches
-from nomax.data.transforms import Evaluation
+from nomax.data.images.batches import evaluation_batches
+from nomax.data.images.transforms import Evaluation
 from nomax.models import ViT
 
 SHOTS = (1, 5, 10, 25)

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from nomax._files import write
 from nomax.console import Console
-from nomax.data import Source, images
-from nomax.data.batches import evaluation_batches
+from nomax.data import Source
+from nomax.data.images import files
+from nomax.data.images.batches import evaluation_batches
 from nomax.data.source import part
 from nomax.evaluate import figures, terminal
 from nomax.evaluate.attention_weights import image_weights
@@ -126,7 +127,7 @@ def _source(options: Options, first: TrainedImageModel) -> tuple[Source, int]:
     if options.data is not None:
         raise ValueError("--image and --data: give one of them.")
     what = f"--image {options.image}"
-    return Pictures([images.decode(images.read(options.image, what), what)]), 0
+    return Pictures([files.decode(files.read_file(options.image, what), what)]), 0
 
 
 def _layers(options: Options, loaded: Sequence[TrainedImageModel]) -> list[int]:

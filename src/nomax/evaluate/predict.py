@@ -22,10 +22,11 @@ from torch import Tensor
 
 from nomax._files import atomic
 from nomax.console import Console, Table
-from nomax.data import images as files
-from nomax.data.batches import floats
-from nomax.data.images import EXTENSIONS, DataError
-from nomax.data.workers import CHUNK, Maker, Request, made_by
+from nomax.data.images import files
+from nomax.data.images.batches import floats
+from nomax.data.images.files import EXTENSIONS
+from nomax.data.images.workers import CHUNK, Maker, Request, made_by
+from nomax.data.source import DataError
 from nomax.evaluate import terminal
 from nomax.evaluate.runs import TrainedImageModel, load
 
@@ -134,7 +135,7 @@ class Pictures:
         image = self.images[index]
         if isinstance(image, Image.Image):
             return image
-        return files.opened(files.read(Path(image), self.name(index)), self.name(index))
+        return files.open_header(files.read_file(Path(image), self.name(index)), self.name(index))
 
     def name(self, index: int) -> str:
         """Return what an error calls this image."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from nomax import _colours
 from nomax._files import write, write_json
 from nomax.console import Console, Progress, Table
-from nomax.data.batches import evaluation_batches
+from nomax.data.images.batches import evaluation_batches
 from nomax.data.source import part
 from nomax.evaluate import figures, terminal
 from nomax.evaluate.attention_weights import HeadRows, row_statistics, text_row_statistics

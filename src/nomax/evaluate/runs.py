@@ -11,8 +11,8 @@ import torch
 from nomax import models, train
 from nomax.data import Source
 from nomax.data import load as load_data
+from nomax.data.images.transforms import Evaluation
 from nomax.data.text import Corpus, Tokenizer
-from nomax.data.transforms import Evaluation
 from nomax.evaluate.fewshot import WHOLE_BELOW
 from nomax.models import ReLUFormer, ViT
 from nomax.models.hub import VOCABULARY, download, vocabulary_digest
@@ -237,8 +237,3 @@ def _instead(folder: Path) -> str:
     if runs := sorted(str(config.parent) for config in folder.glob("*/config.json")):
         return f"it holds several. Give one or more of them: {' '.join(runs)}"
     return "it has no config.json, which `nomax train` and nomax.models.save write."
-
-
-# alias until the importers have moved: nomax.evaluate.runs.Run, TextRun -> TrainedImageModel, TrainedTextModel
-Run = TrainedImageModel
-TextRun = TrainedTextModel

@@ -49,7 +49,7 @@ Probabilities = Literal["sigmoid", "softmax"]
 class Preprocessing:
     """What evaluation does to an image before the model sees it, besides bringing it to the model's size and channels.
 
-    `crop` and `antialias` are those of nomax.data.transforms.Evaluation.
+    `crop` and `antialias` are those of nomax.data.images.transforms.Evaluation.
     """
 
     crop: Crop = "small"

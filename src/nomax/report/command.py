@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from nomax.console import Console
-from nomax.evaluate.commands import terminal
+from nomax.evaluate import terminal
 from nomax.report import page
 
 Places = tyro.conf.Positional[
@@ -38,7 +38,7 @@ def run(options: Options) -> int:
             raise ValueError(f"--out {options.out} is a folder; give the name of a file, such as report.html in it.")
         written = page.write(options.results, options.out)
     except terminal.EXPECTED as error:
-        return terminal.tell("report", error)
+        return terminal.print_error("report", error)
     for name in written.missing:
         print(f"nomax report: {name} is missing; the page shows the rest.", file=sys.stderr)
     what = f"{_count(written.studies, 'study', 'studies')}, {_count(written.verdicts, 'verdict', 'verdicts')}"

@@ -28,16 +28,15 @@ from nomax import data
 from nomax.data.source import part
 from nomax.data.text import Corpus, Example
 from nomax.data.text.batches import pad
-from nomax.evaluate import Run as Trained
-from nomax.evaluate import TextRun as TrainedText
-from nomax.evaluate import classify, fewshot, load, load_text, subset
-from nomax.evaluate.features import features
-from nomax.evaluate.sources import probe_sets
+from nomax.evaluate import TrainedImageModel, TrainedTextModel, classify, fewshot, load, load_text
+from nomax.evaluate.accuracy import load_subset
+from nomax.evaluate.attention_weights import text_weights
+from nomax.evaluate.fewshot import features
+from nomax.evaluate.probe import probe_sets
 from nomax.evaluate.translation import Search, nll, quality, references, translate_corpus
-from nomax.evaluate.watch import looks
 from nomax.study.engine.experiment import ImageExperiment, TextExperiment
-from nomax.train import text_data
-from nomax.train.stop import Stop
+from nomax.train.console import Stop
+from nomax.train.text import data as text_data
 
 SHOTS = 10
 TOP = 0.002  # the paper's share of entries that hold most of softmax's weight
@@ -67,7 +66,7 @@ def measure_images(
     return results
 
 
-def ten_shot(trained: Trained, name: str, test_images: int = 0) -> float:
+def ten_shot(trained: TrainedImageModel, name: str, test_images: int = 0) -> float:
     """The ten-shot accuracy on a data set, the mean over big_vision's three choices of the shots."""
     ((train, test),) = probe_sets([name]).values()
     places = fewshot.needed(train.labels, (SHOTS,), fewshot.SEEDS)
@@ -77,11 +76,11 @@ def ten_shot(trained: Trained, name: str, test_images: int = 0) -> float:
     return float(found.mean())
 
 
-def _subset_accuracy(run: ImageExperiment, trained: Trained) -> float | None:
+def _subset_accuracy(run: ImageExperiment, trained: TrainedImageModel) -> float | None:
     config = run.config
     test = data.load(config.data, "test", on_error=config.on_error, held_out=config.held_out)
     source = _some(test, config.test_images)
-    labels = subset.named(run.subset or "", source.classes)
+    labels = load_subset(run.subset or "", source.classes)
     score = classify(trained.model, source, trained.transform, labels)[1]
     return score.accuracy if score is not None and score.images else None
 
@@ -121,7 +120,7 @@ def first(corpus: Corpus, pairs: int) -> Corpus:
     return Corpus(tuple(chosen), corpus.languages, corpus.title)
 
 
-def source_use(trained: TrainedText, examples: Sequence[Example], loss: float) -> float:
+def source_use(trained: TrainedTextModel, examples: Sequence[Example], loss: float) -> float:
     """Return by how much the loss rises if each example has the source of another, half of the test split away.
 
     A model for which that is nothing does not translate, however well it predicts a target from its beginning.
@@ -132,7 +131,7 @@ def source_use(trained: TrainedText, examples: Sequence[Example], loss: float) -
     return total / count - loss
 
 
-def bleu(trained: TrainedText, corpus: Corpus) -> dict[str, float]:
+def bleu(trained: TrainedTextModel, corpus: Corpus) -> dict[str, float]:
     """BLEU and chrF of the segments."""
     found = translate_corpus(trained.model, trained.tokenizer, trained.config, corpus, GREEDY)
     scores = quality(found.segments, references(corpus)[0])
@@ -140,7 +139,7 @@ def bleu(trained: TrainedText, corpus: Corpus) -> dict[str, float]:
 
 
 @torch.inference_mode()
-def rows(trained: TrainedText, corpus: Corpus) -> dict[str, float]:
+def rows(trained: TrainedTextModel, corpus: Corpus) -> dict[str, float]:
     """Means over all rows of all attentions: the entropy of what a row's weights are of their sum, and so on.
 
     A row of nothing but zeros has no entropy; it counts as empty, and its zeros count among the zeros.
@@ -161,7 +160,7 @@ def rows(trained: TrainedText, corpus: Corpus) -> dict[str, float]:
 
 
 @torch.inference_mode()
-def memories(trained: TrainedText, corpus: Corpus) -> dict[str, float]:
+def memories(trained: TrainedTextModel, corpus: Corpus) -> dict[str, float]:
     """Means over the feed-forward layers, each by the tokens of the test examples.
 
     variance_ratio: the variance of what a memory adds, over that of the residual stream to which it is added.
@@ -206,7 +205,7 @@ def anisotropy(values: Tensor) -> float:
 
 
 @torch.inference_mode()
-def distances(trained: TrainedText, corpus: Corpus) -> dict[str, float]:
+def distances(trained: TrainedTextModel, corpus: Corpus) -> dict[str, float]:
     """Return where the encoder's attention (of a language model the decoder's) looks.
 
     Means over the rows that are not all zero, then over examples and layers.
@@ -237,7 +236,7 @@ def distances(trained: TrainedText, corpus: Corpus) -> dict[str, float]:
     return {name: fmean(known) for name, each in found.items() if (known := [v for v in each if v == v])}
 
 
-TEXT_MEASURES: Mapping[str, Callable[[TrainedText, Corpus], dict[str, float]]] = {
+TEXT_MEASURES: Mapping[str, Callable[[TrainedTextModel, Corpus], dict[str, float]]] = {
     "bleu": bleu,
     "rows": rows,
     "memory": memories,
@@ -245,19 +244,19 @@ TEXT_MEASURES: Mapping[str, Callable[[TrainedText, Corpus], dict[str, float]]] =
 }
 
 
-def _examples(trained: TrainedText, corpus: Corpus) -> list[Example]:
+def _examples(trained: TrainedTextModel, corpus: Corpus) -> list[Example]:
     """The first examples, as the model is trained on them."""
     return text_data.examples(trained.config, corpus, trained.tokenizer)[:EXAMPLES]
 
 
-def _pass(trained: TrainedText, example: Example) -> None:
+def _pass(trained: TrainedTextModel, example: Example) -> None:
     """One example through the model."""
     model, device = trained.model, trained.model.embedding.weight.device
     target = pad([[model.config.begin, *example.target]], device)
     model(*([pad([[*example.source, model.config.end]], device)] if trained.translates else []), target)
 
 
-def _looks(trained: TrainedText, corpus: Corpus, own: bool = False) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _looks(trained: TrainedTextModel, corpus: Corpus, own: bool = False) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """The weights [heads, queries, keys] of every attention for some examples, which are visible, and the keys' tokens.
 
     own: only the encoder's, or those of a language model.
@@ -265,7 +264,7 @@ def _looks(trained: TrainedText, corpus: Corpus, own: bool = False) -> Iterator[
     model = trained.model
     first = "encoder" if trained.translates else "decoder"
     for example in _examples(trained, corpus):
-        for look in looks(model, example):
+        for look in text_weights(model, example):
             if own and look.part != first:
                 continue
             own_text = look.part == "decoder"

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from nomax.data import Source
 from nomax.data import load as load_data
-from nomax.study.image_run import ImageRun
+from nomax.study.engine.experiment import ImageExperiment
 from nomax.train.config import settle
 from nomax.train.vision.config import for_images, image_side
 
@@ -77,7 +77,7 @@ class Setup:
         qk_norm: bool = True,
         gate: Literal["silu", "sigmoid", "identity"] | None = None,
         measure: bool = False,
-    ) -> ImageRun:
+    ) -> ImageExperiment:
         """A run of this set-up, of its first model and patch if not told otherwise.
 
         measure: do the ten-shot probes and the label subset, too.
@@ -115,8 +115,8 @@ class Setup:
             crop: Literal["none", "resize"] = "none" if image_side(images) == self.image_size else "resize"
             config = replace(config, augment=replace(config.augment, crop=crop, flip=False))
         if not measure:
-            return ImageRun(config)
-        return ImageRun(config, self.probes, self.subset, self.probe_images if self.probes else 0)
+            return ImageExperiment(config)
+        return ImageExperiment(config, self.probes, self.subset, self.probe_images if self.probes else 0)
 
 
 SETUPS = {

@@ -10,11 +10,11 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from nomax.data import text
+from nomax.data.registry import TEXTS
 from nomax.data.text import Corpus
-from nomax.data.text.entries import TEXTS
 from nomax.models import ReLUFormerConfig
 from nomax.nn import RELUFORMER
-from nomax.study.text_run import TextRun
+from nomax.study.engine.experiment import TextExperiment
 from nomax.train.text import data as text_data
 from nomax.train.text.config import GAMMA, PENALTY, TextConfig
 
@@ -91,7 +91,7 @@ class TextSetup:
         slots: int | None = None,
         documents: int | None = None,
         measures: tuple[str, ...] = MEASURES,
-    ) -> TextRun:
+    ) -> TextExperiment:
         """A run of this set-up. losses: ReLUFormer's, of normalisation and of entropy.
 
         reluformers: with its learned gain and its learning rate.
@@ -140,9 +140,9 @@ class TextSetup:
             device=self.device,
         )
         config.check()
-        return TextRun(config, measures, self.test_pairs)
+        return TextExperiment(config, measures, self.test_pairs)
 
-    def reluformer(self, *, losses: tuple[bool, bool] = (True, True), **others: Any) -> TextRun:
+    def reluformer(self, *, losses: tuple[bool, bool] = (True, True), **others: Any) -> TextExperiment:
         """A run with ReLUFormer's φ, its gain learned per head, and its two losses or some of them."""
         return self.run(RELUFORMER, reluformers=True, losses=losses, **others)
 
@@ -205,7 +205,7 @@ def corpus(data: str) -> Corpus:
     return text.load(data, "train")
 
 
-def check(runs: list[TextRun]) -> None:
+def check(runs: list[TextExperiment]) -> None:
     """Raise now, rather than after an hour, if text, a vocabulary or a package is missing that runs need."""
     for task in dict.fromkeys(run.config.task for run in runs):
         config = next(run.config for run in runs if run.config.task == task)

@@ -67,9 +67,6 @@ def check_device(device: str, here: bool = True) -> None:
         raise ValueError(f"--device {device} cannot be used here: {said}. Give cpu, or leave it out.") from error
 
 
-chosen = resolve_device  # alias until the importers have moved: chosen -> resolve_device
-
-
 @contextmanager
 def world(device: str = "auto") -> Iterator[World]:
     """Join the processes that torchrun started, if it did; "auto" takes a GPU where there is one."""

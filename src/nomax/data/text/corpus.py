@@ -91,9 +91,6 @@ def write_jsonl(path: Path, documents: Iterable[Document], languages: tuple[str,
             file.write(json.dumps({"name": document.name, **segments}, ensure_ascii=False) + "\n")
 
 
-write = write_jsonl  # alias until the importers have moved: nomax.data.text.corpus.write -> write_jsonl
-
-
 def read_jsonl(path: Path, languages: tuple[str, str] | None = None) -> Corpus:
     """Read documents, one in each line: {"name": "Ruth 1", "en": ["…", …], "es": ["…", …]}.
 

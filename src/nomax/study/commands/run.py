@@ -17,9 +17,10 @@ from rich.text import Text
 from nomax import study
 from nomax.console import Console, Table
 from nomax.data import load as load_data
-from nomax.data.images import DataError
-from nomax.evaluate import figures, subset
-from nomax.evaluate.sources import probe_sets
+from nomax.data.source import DataError
+from nomax.evaluate import figures
+from nomax.evaluate.accuracy import load_subset
+from nomax.evaluate.probe import probe_sets
 from nomax.study import setup as setups
 from nomax.study import text_setup
 from nomax.study.engine.experiment import Experiment, ImageExperiment, TextExperiment
@@ -39,8 +40,8 @@ from nomax.study.engine.store import Store
 from nomax.study.engine.worker import Launcher, Processes, Submitit, submit_settings
 from nomax.study.setup import Setup
 from nomax.study.text_setup import TextSetup
+from nomax.train.console import Stop
 from nomax.train.distributed import check_device
-from nomax.train.stop import Stop
 
 if TYPE_CHECKING:
     from nomax.study.engine.verdict import Verdict
@@ -267,7 +268,7 @@ def _check_images(runs: Sequence[ImageExperiment], probes: Sequence[str]) -> Non
         raise ValueError(f"--probes: {error}") from error
     for name, data in {(run.subset, run.config.data) for run in runs}:
         if name is not None:
-            subset.named(name, setups.source(data).classes)
+            load_subset(name, setups.source(data).classes)
 
 
 def _check_writable(option: str, folder: Path) -> None:

@@ -17,10 +17,9 @@ import torch
 from nomax.models import ReLUFormerConfig, ViT, ViTConfig
 from nomax.phi import Phi
 from nomax.study.engine.result import ImageResult, MeasurementResult, Numbers, Result, TextResult
-from nomax.train import TextConfig, VisionConfig, loop_config
-from nomax.train.kinds import RunConfig
-from nomax.train.phis import spoken
-from nomax.train.stop import Stop
+from nomax.train import TextConfig, VisionConfig
+from nomax.train.config import to_json
+from nomax.train.console import Stop, display_name
 
 ATTENTIONS = {"softmax": "softmax", "sparsemax": "sparsemax", "entmax15": "1.5-entmax"}
 # ReLUFormer's φ with a learned gain, by which of its losses, of normalisation and of entropy, are in the training.
@@ -90,11 +89,11 @@ class Experiment(ABC):
 class TrainedExperiment(Experiment):
     """A configuration of a training, and the measurements that follow it."""
 
-    config: RunConfig
+    config: VisionConfig | TextConfig
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that are not as usual, and the measurements."""
-        plain, usual = (json.loads(loop_config.to_json(config)) for config in (self.config, type(self.config)()))
+        plain, usual = (json.loads(to_json(config)) for config in (self.config, type(self.config)()))
         config = {name: value for name, value in _unusual(plain, usual).items() if name not in self.config.MACHINE}
         others = {name.name: getattr(self, name.name) for name in dataclasses.fields(self) if name.name != "config"}
         listed = {name: list(value) if isinstance(value, tuple) else value for name, value in others.items()}
@@ -212,7 +211,7 @@ class TextExperiment(TrainedExperiment):
             "tokens": model.max_length,
             "task": self.config.task,
             "attention": attention_name(self.config),
-            "memory": f"{spoken(model.memory_phi)}{' + LN' if model.memory_norm else ''}",
+            "memory": f"{display_name(model.memory_phi)}{' + LN' if model.memory_norm else ''}",
             "slots": model.slots,
             "documents": self.config.documents,
             "vocabulary": model.vocabulary,
@@ -271,7 +270,7 @@ def attention_name(config: TextConfig) -> str:
     if model.joined_norm == "rela":
         return "ReLA"
     if model.learned_gain is None:
-        return spoken(model.phi)
+        return display_name(model.phi)
     return RELUFORMERS[config.normalisation_penalty > 0, config.entropy_penalty > 0]
 
 

@@ -22,10 +22,9 @@ import torch
 
 from nomax import data, study
 from nomax._files import read_json, to_json, write, write_json
-from nomax.data.batches import evaluation_batches
+from nomax.data.images.batches import evaluation_batches
 from nomax.data.source import part
-from nomax.evaluate import Run as Trained
-from nomax.evaluate import attention_maps, load, maps_figure, row_statistics
+from nomax.evaluate import TrainedImageModel, attention_maps, load, maps, row_statistics
 from nomax.phi import ROW_MAPS, SOFTMAX
 from nomax.study.engine.experiment import Experiment
 from nomax.study.engine.result import ImageResult, Result, TrainedResult, trained
@@ -33,7 +32,7 @@ from nomax.study.engine.store import OUTCOME, Store
 from nomax.study.setup import Setup
 from nomax.study.text_setup import TextSetup
 from nomax.train import metrics
-from nomax.train.facts import facts
+from nomax.train.run_folder import facts
 
 if TYPE_CHECKING:
     from nomax.study import Study
@@ -316,10 +315,10 @@ def _attention_maps(rows: Sequence[ImageResult], store: Store) -> bytes:
         shown[row.label.replace(", ", "\n")] = attention_maps(trained.model, image).mean(1) * row.tokens
     depth = min(len(layers) for layers in shown.values())
     layers = torch.linspace(0, depth - 1, min(depth, LAYERS)).round().int().tolist()
-    return maps_figure.draw(image, shown, layers, "Where the mean patch looks (mean over heads)", ".svg")
+    return maps.draw(image, shown, layers, "Where the mean patch looks (mean over heads)", ".svg")
 
 
-def _images(trained: Trained, row: ImageResult, number: int) -> list[torch.Tensor]:
+def _images(trained: TrainedImageModel, row: ImageResult, number: int) -> list[torch.Tensor]:
     """So many test images as the model sees them, from the first on, spread evenly."""
     source = data.load(row.data, "test", on_error=trained.config.on_error if trained.config else "raise")
     places = np.linspace(INDEX, len(source) - 1, number).round().astype(np.int64)

@@ -18,7 +18,7 @@ from nomax.study.engine.result import Result, TrainedResult
 from nomax.study.engine.store import Store
 from nomax.study.engine.worker import BUSY, Handle, Launcher
 from nomax.train import metrics
-from nomax.train.stop import Stop
+from nomax.train.console import Stop
 
 TICK = 0.1  # seconds between looks at the runs that are going on
 LOOK_AGAIN = 1.0  # seconds between looks at runs that cannot be started: held by others, or too long for the budget

@@ -29,11 +29,11 @@ from nomax.study import measures
 from nomax.study.engine.experiment import Experiment, ImageExperiment, Measurement, TextExperiment
 from nomax.study.engine.result import Result
 from nomax.study.engine.store import Store
-from nomax.train import run as run_folder
-from nomax.train.distributed import World, chosen
-from nomax.train.health import NonFiniteError
-from nomax.train.one import load_and_train
-from nomax.train.stop import Stop
+from nomax.train import run_folder
+from nomax.train.console import Stop
+from nomax.train.distributed import World, resolve_device
+from nomax.train.jobs import Job, train
+from nomax.train.nonfinite import NonFiniteError
 
 BUSY = 75  # the exit code of a process that found its run held by another one
 SPENT = "spent.json"
@@ -140,8 +140,8 @@ def _measured(run: Experiment, folder: Path, command: str, stop: Stop, console: 
         raise TypeError(
             f"{type(run).__name__} is not a kind of run: use ImageExperiment, TextExperiment or Measurement."
         )
-    device = chosen(run.config.device)
-    if load_and_train(run.config, folder, command, World(torch.device(device)), stop, console, tensorboard=False):
+    device = resolve_device(run.config.device)
+    if train(Job(run.config, folder, command), World(torch.device(device)), stop, console):
         return None
     training = run_folder.result(folder)
     if training is None:

@@ -30,7 +30,7 @@ from nomax.study.engine.statistics import (
 from nomax.study.engine.verdict import MARGIN, Verdict, above, basis, percent, plain, points, scale, settled, worst
 from nomax.study.setup import Setup
 from nomax.study.studies import alpha_sweep, initial
-from nomax.train.stop import Stop
+from nomax.train.console import Stop
 
 TITLE = "Which power of the sequence length?"
 CLAIMS = ("W-alpha", "W-h", "W-degrade", "W-identity", "W-init")

@@ -28,7 +28,7 @@ from nomax.study.engine.statistics import Interval, accuracy, contrast, lengths,
 from nomax.study.engine.verdict import MARGIN, Outcome, Verdict, above, basis, plain, points, scale, settled, within
 from nomax.study.setup import Setup
 from nomax.study.studies import alpha_sweep
-from nomax.train.stop import Stop
+from nomax.train.console import Stop
 
 TITLE = "Does a gate remove the need for length scaling?"
 CLAIMS = ("W-gate", "W-gatecost")

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from nomax import _colours
-from nomax.data.batches import evaluation_batches
+from nomax.data.images.batches import evaluation_batches
+from nomax.data.images.transforms import Evaluation
 from nomax.data.source import part
-from nomax.data.transforms import Evaluation
 from nomax.evaluate import row_statistics
 from nomax.models import ViT, ViTConfig
 from nomax.phi import SOFTMAX, Phi
@@ -22,7 +22,7 @@ from nomax.study.engine.result import Numbers, Result, measured
 from nomax.study.engine.statistics import Interval, contrast, slope_weights
 from nomax.study.engine.verdict import Verdict, above, plain
 from nomax.study.setup import Setup, source
-from nomax.train.stop import Stop
+from nomax.train.console import Stop
 
 SEEDS = tuple(range(8))
 IMAGES = 2

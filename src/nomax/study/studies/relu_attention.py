@@ -47,7 +47,7 @@ from nomax.study.studies.text_common import (
     turned,
 )
 from nomax.study.text_setup import TextSetup
-from nomax.train.stop import Stop
+from nomax.train.console import Stop
 
 TITLE = "Can ReLU replace softmax in attention for text?"
 CLAIMS = ("S-diverge", "S-factor", "S-losses", "S-speed")

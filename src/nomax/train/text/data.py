@@ -11,8 +11,9 @@ from filelock import FileLock
 
 from nomax._files import write
 from nomax.data import cache_folder, text
-from nomax.data.text import Corpus, Document, Example, Pair, Tokenizer, files
-from nomax.data.text.entries import TEXTS
+from nomax.data.registry import TEXTS
+from nomax.data.text import Corpus, Document, Example, Pair, Tokenizer
+from nomax.data.text.corpus import read_jsonl, read_text_files
 from nomax.data.text.load import has_splits
 from nomax.models.hub import VOCABULARY
 
@@ -58,10 +59,10 @@ def load(data: str, split: str, task: str = "translate", languages: tuple[str, .
             mark = language or file.suffix[1:] or "text"
             if file == path and split not in ("train", "all"):
                 raise ValueError(f"split {split!r}: {data} has no splits, it is one text.")
-            return files.text_files(file, file, (mark, mark))
+            return read_text_files(file, file, (mark, mark))
     documents = path / f"{split}.jsonl" if path.is_dir() else path
     if language and documents.is_file():
-        return files.jsonl(documents, (language, language))
+        return read_jsonl(documents, (language, language))
     return _one_side(text.load(data, split), language)
 
 

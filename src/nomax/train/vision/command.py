@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nomax.data import Source
-from nomax.data.transforms import Augment
+from nomax.data.images.transforms import Augment
 from nomax.models import ViTConfig
 from nomax.train import cli, run_folder
 from nomax.train.config import settle

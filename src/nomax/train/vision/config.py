@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from nomax.data import ArraySource, Source
-from nomax.data.transforms import Augment
+from nomax.data.images.transforms import Augment
 from nomax.models import ViTConfig
 from nomax.train.config import LoopConfig
 

@@ -13,11 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nomax import data, models
-from nomax.data.batches import Batch, batches, evaluation_batches
-from nomax.data.images import DataError
+from nomax.data.images.batches import Batch, batches, evaluation_batches
+from nomax.data.images.shards import ShardSource
 from nomax.data.order import Order
-from nomax.data.shards import ShardSource
-from nomax.data.source import part
+from nomax.data.source import DataError, part
 from nomax.models import Preprocessing, ViT, ViTConfig
 from nomax.train import checkpoints, run_folder
 from nomax.train.vision.config import VisionConfig
