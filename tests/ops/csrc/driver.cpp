@@ -29,6 +29,7 @@ Shape strides(const Shape& shape, Layout layout) {
 
 // For numbers that the type can hold exactly.
 uint16_t to_float16(double x) {
+  if (std::isnan(x)) return 0x7e00;
   const int sign = std::signbit(x) ? 0x8000 : 0, exponent = std::ilogb(x);
   if (x == 0 || std::isinf(x)) return uint16_t(sign | (x == 0 ? 0 : 0x7c00));
   return uint16_t(sign | (exponent + 15) << 10 | int(std::ldexp(std::fabs(x), 10 - exponent) - 1024));
@@ -96,7 +97,8 @@ struct Tensor {
     std::string text;
     for_each([&](size_t i, int64_t place) {
       const double got = get(place), bound = rounding * std::fabs(want.value[i]) + slack * want.size[i] + smallest;
-      if (!(std::fabs(got - want.value[i]) <= bound) && text.empty())
+      const bool right = std::isnan(want.value[i]) ? std::isnan(got) : std::fabs(got - want.value[i]) <= bound;
+      if (!right && text.empty())
         text = std::string(name) + " " + std::to_string(i) + " is " + std::to_string(got) + ", should be " +
                std::to_string(want.value[i]) + ", give or take " + std::to_string(bound);
       std::fill_n(memory.begin() + place * size_of(type), size_of(type), 0xff);

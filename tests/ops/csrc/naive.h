@@ -41,6 +41,7 @@ struct Case {
   std::vector<int64_t> query_offsets = {}, key_offsets = {};
   float dropout = 0, shift = 0;
   bool statistics = false, row_tensors = false, expanded_grad = false;
+  bool strange = false;                    // some values and gradients are NaN, which must reach only who sees them
   int64_t shares = 1;
 
   bool packed() const { return !query_offsets.empty(); }
@@ -137,6 +138,13 @@ std::vector<Case> all_cases() {
         list.push_back({.name = "statistics", .activation = h, .batch = 2, .mask = mask, .mask_type = Type::float32,
                         .dropout = *mask ? 0.25f : 0, .statistics = true, .row_tensors = *mask == 'b'});
   }
+  for (const char* mask : {"", "bhqk", "hqk"})
+    for (int64_t dim : {8, 33})
+      for (int64_t keys : {35, 197})
+        list.push_back({.name = "not finite", .activation = silu, .heads = 4, .queries = 97, .keys = keys, .dim = dim,
+                        .value_dim = 41 - dim, .mask = mask, .mask_type = dim == 8 ? Type::boolean : Type::float32,
+                        .diagonal = *mask ? std::optional<int64_t>() : keys - 97, .dropout = dim == 8 ? 0 : 0.25f,
+                        .strange = true, .shares = keys == 35 ? 1 : 2});
   list.push_back({.name = "gradient of a sum", .activation = silu, .expanded_grad = true});
   list.push_back({.name = "row tensors", .activation = gelu, .heads = 4, .diagonal = 3, .row_tensors = true});
 
@@ -211,6 +219,10 @@ Inputs random_inputs(const Case& c) {
   in.value = Dense({c.batch, c.key_heads, c.keys, c.value_dim}, random);
   in.grad_out = Dense({c.batch, c.heads, c.queries, c.value_dim}, random);
   if (c.expanded_grad) std::fill(in.grad_out.values.begin(), in.grad_out.values.end(), 1);
+  if (c.strange) {
+    for (size_t i = 3; i < in.value.values.size(); i += size_t(5 * c.value_dim + 1)) in.value.values[i] = NAN;
+    for (size_t i = 7; i < in.grad_out.values.size(); i += size_t(9 * c.value_dim + 1)) in.grad_out.values[i] = NAN;
+  }
   if (!c.mask.empty()) in.mask = random_mask(c, random);
   if (c.row_tensors) in.row_gain = Dense(rows, random), in.row_shift = Dense({1, c.heads, 1, 1}, random);
   if (c.statistics) in.grad_row_sum = Dense(rows, random), in.grad_row_log = Dense(rows, random);
@@ -292,7 +304,7 @@ void add_pair(const Case& c, const Inputs& in, const Sequence& s, int64_t head, 
   const auto [h, derivative] = activate(c.activation, dot(query, key, c.dim) * in.scale + bias + shift);
   const double factor = gain * dropout_factor(c.dropout, s.index * c.heads + head, i, j);
   const double weight = factor * h, weight_size = std::fabs(factor) * (std::fabs(h) + LEAST);
-  double slope = factor * dot(grad, value, c.value_dim), slope_size = std::fabs(slope);
+  double slope = factor == 0 ? 0 : factor * dot(grad, value, c.value_dim), slope_size = std::fabs(slope);
   if (c.statistics && h > 0) {
     const size_t place = in.grad_row_sum.place(b, head, row, 0);
     const double log_h = std::log(h), of_sum = in.grad_row_sum.values[place], of_log = in.grad_row_log.values[place];
