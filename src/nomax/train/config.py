@@ -23,8 +23,9 @@ class LoopConfig:
     MACHINE: ClassVar[frozenset[str]] = frozenset(
         {"accumulate", "compile", "distribute", "device", "threads", "workers", "checkpoint_every", "keep"}
     )
-    NOT_NEGATIVE: ClassVar[frozenset[str]] = frozenset(
-        {"lr", "warmup", "weight_decay", "beta1", "beta2", "eps", "clip", "evaluate_every", "threads", "ema"}
+    NOT_NEGATIVE: ClassVar[tuple[str, ...]] = (
+        *("lr", "warmup", "weight_decay", "beta1", "beta2", "eps"),
+        *("clip", "evaluate_every", "threads", "ema"),
     )
     EVALUATED: ClassVar[str] = "test"  # the split that is evaluated during training and at its end
 

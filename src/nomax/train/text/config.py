@@ -34,8 +34,9 @@ class TextConfig(LoopConfig):
     Examples are at most model.max_length tokens long, on each side; longer pairs are cut into parts.
     """
 
-    NOT_NEGATIVE: ClassVar[frozenset[str]] = LoopConfig.NOT_NEGATIVE | frozenset(
-        {"normalisation_penalty", "entropy_penalty", "margin", "valid_examples"}
+    NOT_NEGATIVE: ClassVar[tuple[str, ...]] = (
+        *LoopConfig.NOT_NEGATIVE,
+        *("normalisation_penalty", "entropy_penalty", "margin", "valid_examples"),
     )
     EVALUATED: ClassVar[str] = "valid"
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class VisionConfig(LoopConfig):
     """The training of a ViT: the model, its data, and all the numbers."""
 
-    NOT_NEGATIVE: ClassVar[frozenset[str]] = LoopConfig.NOT_NEGATIVE | {"mixup", "test_images"}
+    NOT_NEGATIVE: ClassVar[tuple[str, ...]] = (*LoopConfig.NOT_NEGATIVE, "mixup", "test_images")
 
     recipe: str = "base"
     model: ViTConfig = field(default_factory=ViTConfig)
