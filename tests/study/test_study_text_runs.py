@@ -65,7 +65,7 @@ class StopAfter(Stop):
 def finished(setup, tmp_path_factory):
     """A run with every measurement, its store and its row."""
     store = Store(tmp_path_factory.mktemp("store"))
-    run = setup.reluformer(documents=128, measures=tuple(measures.MEASURES))
+    run = setup.reluformer(documents=128, measures=tuple(measures.TEXT_MEASURES))
     assert do(run, store) == 0
     return run, store, store.outcome(run.key)
 
