@@ -1,12 +1,9 @@
 """Models on top of nomax.nn, and their weights on disk."""
 
-from nomax.models.big_vision import from_big_vision
-from nomax.models.foreign import from_timm, timm_model
 from nomax.models.hub import load, save
-from nomax.models.reluformer import ReLUFormer
-from nomax.models.reluformer_config import ReLUFormerConfig
-from nomax.models.vit import ViT
-from nomax.models.vit_config import Preprocessing, ViTConfig
+from nomax.models.reluformer import ReLUFormer, ReLUFormerConfig
+from nomax.models.vit import Preprocessing, ViT, ViTConfig
+from nomax.models.weights import from_big_vision, from_timm, timm_model
 
 __all__ = [
     "Preprocessing",

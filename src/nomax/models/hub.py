@@ -8,28 +8,20 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, fields
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import nomax
-from nomax.models.reluformer import ReLUFormer
-from nomax.models.reluformer_config import ReLUFormerConfig
-from nomax.models.vit import ViT
-from nomax.models.vit_config import ViTConfig
+from nomax._files import atomic, did_you_mean, read_json
 
-# A new kind of model is one more row: config.json names it, the config class checks the rest of that file.
-MODELS: dict[str, tuple[type, Any]] = {
-    "nomax-vit": (ViTConfig, ViT),
-    "nomax-reluformer": (ReLUFormerConfig, ReLUFormer),
-}
-
+VIT, RELUFORMER = "nomax-vit", "nomax-reluformer"  # model_type in config.json
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 VOCABULARY = "vocabulary.model"  # beside a text model, if whoever trained it put one there
 MOST_NAMES = 20  # classes that the card lists; config.json has all of them
@@ -39,6 +31,45 @@ SLACK, MOST_FIXED = 2**24, 2**28
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
+class Pretrained(nn.Module):
+    """A model with from_pretrained, save_pretrained and push_to_hub: nomax.models.load and save, and `push`."""
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, revision: str | None = None, **hub: Any) -> Self:
+        """Read a model from a folder, or by its id ("owner/name") from the Hugging Face hub; it comes in eval mode.
+
+        revision: the branch, tag or commit to fetch from the hub; hub: token, cache_dir, local_files_only.
+        """
+        model = load(name, revision, **hub)
+        if not isinstance(model, cls):
+            kind = type(model).__name__
+            raise TypeError(f"{name} is a {kind}, not a {cls.__name__}: {kind}.from_pretrained reads it.")
+        return model
+
+    def save_pretrained(self, folder: str | Path, card: Mapping[str, object] | None = None) -> None:
+        """Write config.json, model.safetensors and README.md, the model card, into a folder.
+
+        card: what the README should tell besides the config, e.g. data, recipe, accuracy and command.
+        """
+        save(self, folder, card)
+
+    def push_to_hub(self, name: str, card: Mapping[str, object] | None = None, **hub: Any) -> str:
+        """Upload the model to the Hugging Face hub as "owner/name", creating it if need be, and return its address.
+
+        card: as for save_pretrained. hub: vocabulary, the file that belongs to a model of text; private, of a new one;
+        token, revision, commit_message and create_pr, which huggingface_hub.upload_folder explains.
+        """
+        return push(self, name, card, **hub)
+
+
+def _model_classes() -> dict[str, tuple[Any, Any]]:
+    """Return the config and the model that each model_type stands for; a new kind of model is one more row."""
+    from nomax.models.reluformer import ReLUFormer, ReLUFormerConfig  # which import this module
+    from nomax.models.vit import ViT, ViTConfig
+
+    return {VIT: (ViTConfig, ViT), RELUFORMER: (ReLUFormerConfig, ReLUFormer)}
+
+
 def save(model: nn.Module, folder: str | Path, card: Mapping[str, object] | None = None) -> None:
     """Write a model into a folder, from which `load` makes exactly this model again.
 
@@ -46,41 +77,27 @@ def save(model: nn.Module, folder: str | Path, card: Mapping[str, object] | None
 
     If vocabulary.model is in that folder already, the weights note its SHA-256, so that no other passes for it.
     """
-    kind = _kind(model)
+    kind = _model_type(model)
     config: Any = model.config
     settings = {"model_type": kind, "nomax_version": nomax.__version__, **asdict(config)}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    about = {"format": "pt"}
+    # A single entry: safetensors writes several in any order, but equal models make equal files.
+    metadata = {"format": "pt"}
     if (folder / VOCABULARY).is_file():
-        about[VOCABULARY] = hashlib.sha256((folder / VOCABULARY).read_bytes()).hexdigest()
-    files: dict[str, Callable[[Path], object]] = {
-        WEIGHTS: lambda path: _write_weights(tensors, path, about),
-        CONFIG: lambda path: path.write_text(json.dumps(settings, indent=2) + "\n", "utf-8"),
-        CARD: lambda path: path.write_text(_card(kind, settings, model, card or {}), "utf-8"),
-    }
-    # All are written aside first, so that a full disk or a crash leaves what was there before.
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as aside:
-        for name, write in files.items():
-            write(Path(aside, name))
-            with open(Path(aside, name), "rb+") as file:
-                os.fsync(file.fileno())
-        for name in files:
-            os.replace(Path(aside, name), folder / name)
-
-
-def _write_weights(tensors: dict[str, Tensor], path: Path, about: dict[str, str]) -> None:
-    """Write a safetensors file, the same one for the same content: its library puts `about` into any order."""
-    save_file(tensors, path, about)
-    with path.open("rb+") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size))
-        header["__metadata__"] = about
-        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-        if len(text) <= size:  # else some name is spelled otherwise, and the file is right as it is
-            file.seek(8)
-            file.write(text.ljust(size))
+        metadata = {VOCABULARY: hashlib.sha256((folder / VOCABULARY).read_bytes()).hexdigest()}
+    with ExitStack() as files:
+        config_file, card_file, weights_file = (
+            files.enter_context(atomic(folder / name)) for name in (CONFIG, CARD, WEIGHTS)
+        )
+        config_file.write((json.dumps(settings, indent=2) + "\n").encode())
+        card_file.write(_card(kind, settings, model, card or {}).encode())
+        save_file(tensors, weights_file.name, metadata)
+        # All are on the disk before the first takes its place, so that a full disk or a crash leaves the old model.
+        for file in (config_file, card_file, weights_file):
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def load(
@@ -101,18 +118,23 @@ def load(
     if not folder.is_dir():
         folder = download(str(name), revision, **{key: value for key, value in given.items() if value is not None})
     config, model_class = _read_config(folder / CONFIG)
-    try:
+    with _reading(folder / WEIGHTS):
         _check_size(config, folder)
         tensors = load_file(folder / WEIGHTS)
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            f"{folder} has a {CONFIG}, but no {WEIGHTS}: the model's weights are missing."
-        ) from None
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{folder / WEIGHTS} cannot be read, it may be damaged: {error}") from None
     model = model_class.from_config(config)
     fill(model, tensors, str(folder / WEIGHTS))
     return model.eval()
+
+
+@contextmanager
+def _reading(weights: Path) -> Iterator[None]:
+    """Name the file if its weights cannot be read."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{weights.parent} has no {WEIGHTS}: the model's weights are missing.") from None
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{weights} cannot be read, it may be damaged: {error}") from None
 
 
 def _check_size(config: Any, folder: Path) -> None:
@@ -134,8 +156,8 @@ def _check_size(config: Any, folder: Path) -> None:
 
 
 def vocabulary_digest(folder: Path) -> str | None:
-    """The SHA-256 of the vocabulary that was beside a model when it was saved, if there was one."""
-    with safe_open(folder / WEIGHTS, "pt") as file:
+    """Return the SHA-256 of the vocabulary that was beside a model when it was saved, if there was one."""
+    with _reading(folder / WEIGHTS), safe_open(folder / WEIGHTS, "pt") as file:
         return (file.metadata() or {}).get(VOCABULARY)
 
 
@@ -160,31 +182,29 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
     model.load_state_dict(dict(tensors))
 
 
-def _kind(model: nn.Module) -> str:
-    for kind, (_, model_class) in MODELS.items():
+def _model_type(model: nn.Module) -> str:
+    classes = _model_classes()
+    for model_type, (_, model_class) in classes.items():
         if type(model) is model_class:
-            return kind
-    names = ", ".join(model_class.__name__ for _, model_class in MODELS.values())
+            return model_type
+    names = ", ".join(model_class.__name__ for _, model_class in classes.values())
     raise TypeError(f"model must be one of {names}, got a {type(model).__name__}.")
 
 
 def _read_config(path: Path) -> tuple[Any, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path.parent} has no {CONFIG}, so it is not a model that nomax.models.save wrote.")
-    try:
-        settings = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from None
+    settings = read_json(path, "Save the model again, or fetch it again.")
+    classes = _model_classes()
     kind = settings.get("model_type") if isinstance(settings, dict) else None
-    if not isinstance(kind, str) or kind not in MODELS:
-        raise ValueError(f"{path}: model_type={kind!r} is unknown; nomax reads {', '.join(MODELS)}.")
-    config_class, model_class = MODELS[kind]
+    if not isinstance(kind, str) or kind not in classes:
+        raise ValueError(f"{path}: model_type={kind!r} is unknown; nomax reads {', '.join(classes)}.")
+    config_class, model_class = classes[kind]
     known = [field.name for field in fields(config_class)]
     settings = {key: value for key, value in settings.items() if key not in ("model_type", "nomax_version")}
     if unknown := [key for key in settings if key not in known]:
-        nearest = get_close_matches(unknown[0], known, n=1)
-        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
-        raise ValueError(f"{path} has unknown keys: {', '.join(unknown)}; {hint}Known are {', '.join(known)}.")
+        hint = did_you_mean(unknown[0], known)
+        raise ValueError(f"{path} has unknown keys: {', '.join(unknown)}{hint} Known are {', '.join(known)}.")
     try:
         return config_class(**settings), model_class
     except (TypeError, ValueError) as error:
@@ -192,7 +212,7 @@ def _read_config(path: Path) -> tuple[Any, Any]:
 
 
 def download(name: str, revision: str | None = None, **options: Any) -> Path:
-    """The folder of a model of the Hugging Face hub, from its cache or fetched now."""
+    """Return the folder of a model of the Hugging Face hub, from its cache or fetched now."""
     if not _HUB_ID.fullmatch(name):
         raise FileNotFoundError(f"there is no folder {name!r}, nor is that the id of a model on the hub (owner/name).")
     try:
@@ -223,7 +243,7 @@ def push(
     commit_message: str = "Upload a model of nomax",
     create_pr: bool = False,
 ) -> str:
-    """Save a model and upload it to the Hugging Face hub as "owner/name", which is made if there is none; its address.
+    """Save a model and upload it to the Hugging Face hub as "owner/name", creating it if need be; return its address.
 
     card: as for `save`. vocabulary: the file that belongs to a model of text. private: of a new one, whether others
     cannot see it. token: a token of the hub, if not the one that is stored on this machine. revision: the branch.
@@ -256,20 +276,20 @@ def push(
 
 
 def _why(error: Exception) -> str:
-    """Why the hub did not serve, in a line."""
+    """Return why the hub did not serve, in a line."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return "HF_HUB_OFFLINE is set, so only models that were downloaded before can be read. Unset it to go online."
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _card(kind: str, settings: Mapping[str, object], model: nn.Module, card: Mapping[str, object]) -> str:
-    """The model card: what the hub reads between the dashes, then what people read."""
+    """Return the model card: what the hub reads between the dashes, then what people read."""
     phi = settings["phi"]
     title = " ".join([type(model).__name__, *([str(settings["variant"])] if "variant" in settings else [])])
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    front = {"library_name": "nomax", "tags": ["nomax", kind, "attention"], "pipeline_tag": _task(model)}
+    front = {"library_name": "nomax", "tags": ["nomax", kind, "attention"], "pipeline_tag": _task(kind, model)}
     told = {"φ": f"`{phi}`", "parameters": f"{parameters:,}", **{str(key): value for key, value in card.items()}}
-    if isinstance(model, ViT):
+    if kind == VIT:
         told |= _use(model)
     rows = "".join(f"| {_cell(key)} | {_cell(_code(key, value))} |\n" for key, value in told.items())
     config = "".join(f"| {key} | `{json.dumps(value)}` |\n" for key, value in settings.items() if key != "classes")
@@ -278,16 +298,16 @@ def _card(kind: str, settings: Mapping[str, object], model: nn.Module, card: Map
     text = (
         f"---\n{header}---\n\n# {title} with φ = `{phi}`\n\n"
         f"Attention weights are `{phi}` of the scores, in the notation of nomax.\n\n"
-        f"| | |\n| --- | --- |\n{rows}\n{_example(model)}\n"
+        f"| | |\n| --- | --- |\n{rows}\n{_example(kind, model)}\n"
         f"| config | |\n| --- | --- |\n{config}"
     )
     # The name of a class may be that of a folder that is not UTF-8.
     return text.encode(errors="backslashreplace").decode()
 
 
-def _use(model: ViT) -> dict[str, object]:
-    """What the user of an image classifier has to know."""
-    config = model.config
+def _use(model: nn.Module) -> dict[str, object]:
+    """Return what the user of an image classifier has to know."""
+    config: Any = model.config
     told: dict[str, object] = {}
     if config.preprocessing is not None:
         told["images"] = config.preprocessing.spelled(*config.image, config.channels)
@@ -300,29 +320,28 @@ def _use(model: ViT) -> dict[str, object]:
     return told
 
 
-def _example(model: nn.Module) -> str:
-    """How to load the model, and how to put it to use."""
+def _example(kind: str, model: Any) -> str:
+    """Return how to load the model, and how to put it to use."""
     place = '"path of this folder, or its id on the hub"'
-    if isinstance(model, ReLUFormer):
+    if kind == VIT and model.head is not None:
+        return (
+            "```console\n$ nomax predict FOLDER photo.jpg\n```\n\n"
+            f"```python\nfrom nomax import evaluate\n\nrun = evaluate.load({place})\n"
+            'for guess in run.predict("photo.jpg"):\n    print(f"{guess.probability:.1%} {guess.name}")\n```\n\n'
+            "`run.model` is the model: a module that maps images [batch, channels, height, width] to logits.\n"
+        )
+    command = ""
+    if kind == RELUFORMER:
         use = "translate FOLDER < in.txt" if model.config.encoder_layers else 'generate FOLDER "How the text begins"'
         command = f"```console\n$ nomax {use}\n```\n\n"
-    else:
-        command = ""
-    if not (isinstance(model, ViT) and model.head is not None):
-        return f"{command}```python\nimport nomax.models\n\nmodel = nomax.models.load({place})\n```\n"
-    return (
-        "```console\n$ nomax predict FOLDER photo.jpg\n```\n\n"
-        f"```python\nfrom nomax import evaluate\n\nrun = evaluate.load({place})\n"
-        'for guess in run.predict("photo.jpg"):\n    print(f"{guess.probability:.1%} {guess.name}")\n```\n\n'
-        "`run.model` is the model: a module that maps images [batch, channels, height, width] to logits.\n"
-    )
+    return f"{command}```python\nimport nomax.models\n\nmodel = nomax.models.load({place})\n```\n"
 
 
-def _task(model: nn.Module) -> str:
-    """What the model does, in the words of the hub."""
-    if isinstance(model, ReLUFormer):
+def _task(kind: str, model: Any) -> str:
+    """Return what the model does, in the words of the hub."""
+    if kind == RELUFORMER:
         return "translation" if model.config.encoder_layers else "text-generation"
-    return "image-classification"
+    return "image-classification" if model.head is not None else "image-feature-extraction"
 
 
 def _code(key: str, value: object) -> str:

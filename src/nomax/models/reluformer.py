@@ -16,22 +16,116 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nomax.models.pretrained import Pretrained
-from nomax.models.reluformer_config import ReLUFormerConfig
-from nomax.nn import Attention, KeyValueCache, Memory, Penalties, penalties
+from nomax.models.hub import Pretrained
+from nomax.models.validation import check_fields
+from nomax.nn import RELUFORMER, Attention, KeyValueCache, Memory, Penalties, penalties
+from nomax.nn.attention import Learned
 from nomax.nn.linear import linear
-from nomax.phi import Phi
+from nomax.phi import ACTIVATIONS, SOFTMAX, Phi
+
+MOST_LAYERS = 1000  # of the encoder and of the decoder: as deep as transformers have been made; more is a slip
+
+Order = Literal["pre", "post"]
+Positions = Literal["sinusoidal", "rotary"]
+
+
+@dataclass(frozen=True)
+class ReLUFormerConfig:
+    """Define a ReLUFormer, apart from its weights. `dataclasses.asdict` of it is plain JSON.
+
+    The transformers that ReLUFormer is compared with are changes of these fields:
+
+        softmax                  phi="softmax", learned_gain=None    (also "sparsemax" and "entmax15")
+        ReLU put in directly     phi="relu", learned_gain=None
+        the factor γ alone       the defaults, trained without penalties
+        Wortsman et al.          phi="relu/L", learned_gain=None
+        ReLA                     phi="relu", learned_gain=None, joined_norm="rela"
+        softmax memory           memory_phi="softmax", and with LayerNorm on its output memory_norm=True
+    """
+
+    vocabulary: int  # tokens, the special ones included
+    dim: int = 256
+    heads: int = 4
+    encoder_layers: int = 6  # 0: no encoder, a language model
+    decoder_layers: int = 6
+    slots: int = 1024  # of each feed-forward layer, which is a memory
+    phi: str = RELUFORMER
+    learned_gain: Learned | None = "head"  # √2/γ: one per head, one per layer, or as φ and gamma have it
+    gamma: float = 1.0  # divides φ's gain, or where it starts if learned: √(n/π) lets new rows over n keys sum to 1
+    memory_phi: str = "relu"
+    memory_norm: bool = False
+    joined_norm: Literal["rela"] | None = None
+    norm: Order = "pre"  # LayerNorm of what a part reads, or ("post") of the sum to which it was added
+    positions: Positions = "sinusoidal"
+    dropout: float = 0.1  # of the embedded tokens and of what each part adds
+    max_length: int = 4096  # of the source and of the target, in tokens
+    padding: int = 0  # these three are the ids of special tokens
+    begin: int = 1
+    end: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("phi", "memory_phi"):
+            object.__setattr__(self, name, str(Phi.parse(getattr(self, name))))
+        check_fields(self)
+        least = {"encoder_layers": 0, "padding": 0, "begin": 0, "end": 0}
+        for name in ("vocabulary", "dim", "heads", "encoder_layers", "decoder_layers", "slots", "max_length", *least):
+            if getattr(self, name) < least.get(name, 1):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be at least {least.get(name, 1)}.")
+        for name in ("encoder_layers", "decoder_layers"):
+            if getattr(self, name) > MOST_LAYERS:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be at most {MOST_LAYERS:,}.")
+        if not 0 <= self.dropout <= 1:
+            raise ValueError(f"dropout={self.dropout!r} must be a probability, from 0 to 1.")
+        # A rotation turns pairs within a head, and a sine has its cosine.
+        parts = 2 * self.heads if self.positions == "rotary" else self.heads
+        if self.dim % parts or self.dim % 2:
+            even = " with an even quotient" if self.positions == "rotary" else " and even"
+            raise ValueError(f"dim={self.dim} must be a multiple of heads={self.heads}{even}.")
+        special = {"padding": self.padding, "begin": self.begin, "end": self.end}
+        if len(set(special.values())) < 3 or max(special.values()) >= self.vocabulary:
+            raise ValueError(
+                f"padding, begin and end must be three different ids below vocabulary={self.vocabulary}, got {special}."
+            )
+        if Phi.parse(self.phi).length == "keys":
+            raise ValueError(
+                f"phi={self.phi!r} counts padding and what comes later, so a text would depend on its batch, and be "
+                'decoded other than trained. Leave ", L=keys" out, which counts what a token sees, or give a number.'
+            )
+        if not 0 < self.gamma < math.inf or (self.gamma != 1 and Phi.parse(self.phi).activation not in ACTIVATIONS):
+            raise ValueError(
+                f"gamma={self.gamma!r} must be a number above 0, and 1 for a φ that normalises each row itself, such "
+                "as softmax."
+            )
+        if Phi.parse(self.memory_phi).activation not in (*ACTIVATIONS, SOFTMAX):
+            raise ValueError(f'memory_phi={self.memory_phi!r} must be "softmax" or a pointwise φ such as "relu".')
+        if self.learned_gain is not None and Phi.parse(self.phi).activation not in ACTIVATIONS:
+            raise ValueError(
+                f"phi={self.phi!r} normalises each row itself, so there is no gain to learn: pass learned_gain=None "
+                f"instead of {self.learned_gain!r}."
+            )
+
+    @property
+    def matrix_numbers(self) -> int:
+        """Count the numbers in the weights, except for biases, norms and other small things."""
+        attentions = self.encoder_layers + self.decoder_layers * (2 if self.encoder_layers else 1)
+        memories = self.encoder_layers + self.decoder_layers
+        return self.dim * (self.vocabulary + 4 * self.dim * attentions + 2 * self.slots * memories)
+
+    @property
+    def fixed_numbers(self) -> int:
+        """Count the numbers that belong to the model but are not weights."""
+        return self.max_length * self.dim if self.positions == "sinusoidal" else 0
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """What the decoder reads of the source: its states [B, S, dim], and [B, 1, 1, S] where there is a token."""
+    """The encoded source: its states [B, S, dim], and a mask [B, 1, 1, S] that is True where there is a token."""
 
     states: Tensor
     mask: Tensor
 
     def select(self, sequences: Tensor) -> "Encoded":
-        """What belongs to these sequences."""
+        """Return the part of these sequences."""
         return Encoded(self.states[sequences], self.mask[sequences])
 
 
@@ -44,19 +138,19 @@ class Caches:
         self.position = 0  # of the next token
 
     def reorder(self, sequences: Tensor, source: bool = True) -> None:
-        """Let sequence i continue what was sequence sequences[i], with its source unless that is the same."""
+        """Let sequence i continue the former sequence sequences[i]; source=False if both have the same source."""
         for cache in (*self.own, *(self.source if source else ())):
             cache.reorder(sequences)
 
     def prune(self, kept: Tensor) -> None:
-        """Keep of what was decoded only the tokens whose places are in kept [B, fewer], in its order."""
+        """Keep only the decoded tokens at the indices kept [B, fewer], in that order."""
         for cache in self.own:
             cache.keep(kept)
 
 
 @dataclass(frozen=True)
 class View:
-    """What an attention reads: a context or x itself, as far as mask and causality let it, and its cache."""
+    """The keys that an attention may see: a context or x itself, a mask or causality, and its cache."""
 
     context: Tensor | None = None
     mask: Tensor | None = None
@@ -68,29 +162,29 @@ class View:
 
 
 class Tally:
-    """Calls attention, and keeps the penalties of its rows if anybody asked for them."""
+    """Call attention, and keep the penalties of its rows if they are asked for."""
 
     def __init__(self, wanted: bool | Literal["sequences"], margin: float = 0.7) -> None:
-        self.found: list[Penalties] | None = [] if wanted else None
+        self.penalties: list[Penalties] | None = [] if wanted else None
         self.margin, self.by_sequence = margin, wanted == "sequences"
 
     def __call__(self, attention: Attention, x: Tensor, view: View) -> Tensor:
         how: Any = {"attn_mask": view.mask, "is_causal": view.is_causal, "cache": view.cache}
-        if self.found is None or view.visible is None:
+        if self.penalties is None or view.visible is None:
             plain: Tensor = attention(x, view.context, **how)
             return plain
         out, rows = attention(x, view.context, return_rows=True, **how)
-        self.found.append(penalties(rows, view.visible, self.margin, by_sequence=self.by_sequence))
+        self.penalties.append(penalties(rows, view.visible, self.margin, by_sequence=self.by_sequence))
         return out
 
     def mean(self) -> Penalties:
-        """Each attention counts alike, however many rows it has."""
-        normalisation, entropy = zip(*self.found or (), strict=True)
+        """Return the mean over attentions, each with the same weight however many rows it has."""
+        normalisation, entropy = zip(*self.penalties or (), strict=True)
         return Penalties(torch.stack(normalisation).mean(0), torch.stack(entropy).mean(0))
 
 
 class Layer(nn.Module):
-    """Attention, in a decoder of translations attention to the source, then the memory, each added to what it reads."""
+    """Attention, when translating attention to the source, then the memory: each is added to its input."""
 
     def __init__(self, config: ReLUFormerConfig, *, reads_source: bool) -> None:
         super().__init__()
@@ -147,7 +241,7 @@ class ReLUFormer(Pretrained):
 
     @classmethod
     def from_config(cls, config: ReLUFormerConfig) -> "ReLUFormer":
-        """The model that a config describes, with new weights."""
+        """Return the model that a config describes, with new weights."""
         return cls(**asdict(config))
 
     def forward(
@@ -158,7 +252,7 @@ class ReLUFormer(Pretrained):
         penalties: bool | Literal["sequences"] = False,
         margin: float = 0.7,
     ) -> Tensor | tuple[Tensor, Penalties]:
-        """Logits [B, T, vocabulary] of the token after each of target; a language model takes its text alone.
+        """Return logits [B, T, vocabulary] of the token after each of target; a language model takes its text alone.
 
         penalties: return also the two of ReLUFormer, averaged over tokens, heads and layers; with "sequences" [B] each,
             of every sequence by itself, which do not depend on the others in the batch.
@@ -167,7 +261,7 @@ class ReLUFormer(Pretrained):
         tally = Tally(penalties, margin)
         if self.encoder:
             if target is None:
-                raise ValueError("this model translates: call it with source and target, or use search.")
+                raise ValueError("this model translates: call it with source and target, or use decoding.beam_search.")
             logits = self._decode(target, self._encode(source, tally), None, None, tally)
         else:
             if target is not None:
@@ -176,7 +270,7 @@ class ReLUFormer(Pretrained):
         return (logits, tally.mean()) if penalties else logits
 
     def encode(self, source: Tensor) -> Encoded:
-        """Read the source [B, S]."""
+        """Encode the source [B, S]."""
         return self._encode(source, Tally(False))
 
     def decode(
@@ -186,7 +280,7 @@ class ReLUFormer(Pretrained):
         caches: Caches | None = None,
         ancestors: Tensor | None = None,
     ) -> Tensor:
-        """Logits [B, T, vocabulary] of the token after each of target.
+        """Return logits [B, T, vocabulary] of the token after each of target.
 
         caches: target continues what they hold, and is added to it.
         ancestors: target's tokens are T alternatives for one position instead of a sequence, as in beam search; True in
@@ -197,7 +291,7 @@ class ReLUFormer(Pretrained):
         return self._decode(target, encoded, caches, ancestors, Tally(False))
 
     def caches(self) -> Caches:
-        """Empty caches, to decode token by token."""
+        """Return empty caches, to decode token by token."""
         return Caches(self.config.decoder_layers)
 
     def _encode(self, source: Tensor, tally: Tally) -> Encoded:
@@ -248,7 +342,7 @@ class ReLUFormer(Pretrained):
 
 
 def sines(length: int, dim: int) -> Tensor:
-    """Fixed positions [length, dim]: sines, then cosines, at dim/2 wavelengths from 2π to almost 10,000 · 2π."""
+    """Return fixed positions [length, dim]: sines, then cosines, at dim/2 wavelengths from 2π to almost 10,000 · 2π."""
     omega = 10_000.0 ** -(torch.arange(dim // 2, dtype=torch.float64) / (dim // 2))
     angles = torch.arange(length, dtype=torch.float64)[:, None] * omega
     return torch.cat([angles.sin(), angles.cos()], dim=1).float()

@@ -1,32 +1,231 @@
 """The vision transformer of big_vision, with any φ: patches → encoder of pre-norm blocks → pooled → head.
 
-B images, C channels, L tokens (patches, and one more with a class token), all of them `width` wide.
+First its config and big_vision's sizes by name, then the model. B images, C channels, L tokens (patches, and one more
+with a class token), all of them `width` wide.
 """
 
 import math
-from dataclasses import asdict, replace
-from typing import Any, Literal
+import re
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nomax.models.pretrained import Pretrained
-from nomax.models.vit_config import ViTConfig
+from nomax._files import did_you_mean
+from nomax.models.hub import Pretrained
+from nomax.models.validation import check_fields
 from nomax.nn import Attention, Linear
+from nomax.nn.attention import Gate, Learned
 from nomax.nn.linear import linear
 from nomax.ops.gelu import gelu
+from nomax.phi import Phi
 
 
-class Note:
-    """Keeps intermediate results under their names, if anybody asked for them."""
+class Size(NamedTuple):
+    width: int
+    depth: int
+    mlp: int
+    heads: int
+
+
+SIZES = {
+    "mu": Size(32, 1, 128, 2),
+    # These three are ours, for small images on a CPU; the others are big_vision's.
+    "pico": Size(64, 4, 256, 2),
+    "nano": Size(96, 6, 384, 3),
+    "micro": Size(128, 6, 512, 4),
+    "Ti": Size(192, 12, 768, 3),
+    "S": Size(384, 12, 1536, 6),
+    "M": Size(512, 12, 2048, 8),
+    "B": Size(768, 12, 3072, 12),
+    "L": Size(1024, 24, 4096, 16),
+    "So400m": Size(1152, 27, 4304, 16),
+    "H": Size(1280, 32, 5120, 16),
+    "g": Size(1408, 40, 6144, 16),
+    "G": Size(1664, 48, 8192, 16),
+    "e": Size(1792, 56, 15360, 16),
+}
+
+Position = Literal["learn", "sincos2d"]
+Pool = Literal["gap", "tok", "0"]
+Norm = Literal["tokens", "pooled"]
+Gelu = Literal["tanh", "exact"]
+Crop = Literal["small", "square", "resize", "none"]
+Probabilities = Literal["sigmoid", "softmax"]
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Say how evaluation prepares an image, besides bringing it to the model's size and channels.
+
+    `crop` and `antialias` are those of nomax.data.images.transforms.Evaluation.
+    """
+
+    crop: Crop = "small"
+    antialias: bool = True
+    range: tuple[float, float] = (-1.0, 1.0)  # of the values, from black to white
+
+    def __post_init__(self) -> None:
+        if isinstance(self.range, list | tuple):
+            object.__setattr__(self, "range", tuple(self.range))
+        check_fields(self)
+        if self.range != (-1, 1):
+            raise ValueError(f"range={self.range!r}: nomax prepares images with values from -1 to 1 only.")
+
+    def spelled(self, height: int, width: int, channels: int) -> str:
+        """Describe all of it in words."""
+        size, larger = f"{height}×{width} pixels", f"{round(min(height, width) * 256 / 224)} pixels"
+        steps = {
+            "small": f"the shorter side resized to {larger}, the aspect kept; the central {size}",
+            "square": f"both sides resized to {larger}; the central {size}",
+            "resize": f"the whole image resized to {size}, its aspect not kept",
+            "none": f"images of {size} as they are",
+        }
+        exact = "" if self.antialias or self.crop in ("small", "none") else " (bilinear without antialiasing)"
+        colours = {1: "grey", 3: "RGB"}.get(channels, f"{channels} channels")
+        return (
+            f"{steps[self.crop]}{exact}; {colours}, values from {self.range[0]:g} (black) to {self.range[1]:g} (white)"
+        )
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    """Define a ViT, apart from its weights. `dataclasses.asdict` of it is plain JSON."""
+
+    variant: str = "S/16"  # size / patch
+    num_classes: int = 1000  # 0: no head, the model returns its features
+    image_size: int | tuple[int, int] = 224  # or (height, width); multiples of the patch
+    channels: int = 3
+    phi: str = "relu/L"
+    qk_norm: bool = False
+    gate: Gate | None = None
+    posemb: Position = "learn"
+    pool: Pool = "gap"  # the mean of the patches, the class token, or ("0") the first patch
+    rep_size: bool | int = False  # a layer with tanh before the head: as wide as the model (True), or this wide
+    head_bias: float = 0.0  # where the head's biases start: -10 for sigmoid losses over 21,843 classes
+    head_zero: bool = True
+    gelu: Gelu = "tanh"  # JAX's default; PyTorch's is "exact"
+    learned_gain: Learned | None = None
+    learned_alpha: Learned | None = None
+    dropout: float = 0.0  # of the embedded patches and of what each block adds
+    class_token: bool | None = None  # None: only where pool="tok" needs it
+    norm: Norm = "tokens"  # the last LayerNorm is of the tokens, or (timm's fc_norm) of what was pooled from them
+    # What a user has to know; None where it is not known.
+    classes: tuple[str, ...] | None = field(default=None, repr=False)  # the names of the head's outputs, in order
+    probabilities: Probabilities | None = None  # what makes them of logits: the function of the loss in training
+    preprocessing: Preprocessing | None = None
+
+    def __post_init__(self) -> None:
+        normal: dict[str, Any] = {"phi": str(Phi.parse(self.phi))}
+        if isinstance(self.classes, list | tuple):
+            normal["classes"] = tuple(self.classes)
+        if isinstance(self.preprocessing, dict):
+            normal["preprocessing"] = _preprocessing(self.preprocessing)
+        if isinstance(self.image_size, list | tuple):  # a pair is a list in JSON, and one number where it is a square
+            pair = tuple(self.image_size)
+            normal["image_size"] = pair[0] if len(pair) == 2 and pair[0] == pair[1] else pair
+        for name, value in normal.items():
+            object.__setattr__(self, name, value)
+        check_fields(self)
+        for name, least in (("num_classes", 0), ("channels", 1), ("rep_size", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)!r} must be at least {least}.")
+        if self.classes is not None and len(self.classes) != self.num_classes:
+            raise ValueError(
+                f"classes has {len(self.classes):,} names for num_classes={self.num_classes:,}: give each class one "
+                "name, or classes=None."
+            )
+        if not 0 <= self.dropout <= 1:
+            raise ValueError(f"dropout={self.dropout!r} must be a probability, from 0 to 1.")
+        if self.pool == "tok" and self.class_token is False:
+            raise ValueError('pool="tok" pools the class token, so class_token=False cannot go with it.')
+        if any(side < self.patch or side % self.patch for side in self.image):
+            raise ValueError(
+                f"image_size={self.image_size!r} must be a multiple of the patch, {self.patch} in {self.variant!r}: "
+                "pixels at the edge would be cut off. Resize the images, or choose another patch."
+            )
+
+    @property
+    def size(self) -> Size:
+        """Return width, depth, width of the MLP, and number of heads."""
+        return parse_variant(self.variant)[0]
+
+    @property
+    def patch(self) -> int:
+        """Return the side of a patch in pixels."""
+        return parse_variant(self.variant)[1]
+
+    @property
+    def image(self) -> tuple[int, int]:
+        """Return the height and width of the images."""
+        return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Return the height and width of an image in patches."""
+        return self.image[0] // self.patch, self.image[1] // self.patch
+
+    @property
+    def has_class_token(self) -> bool:
+        """Tell if there is a token besides the patches."""
+        return self.pool == "tok" if self.class_token is None else self.class_token
+
+    @property
+    def tokens(self) -> int:
+        """Return L, the length of the sequence."""
+        return math.prod(self.grid) + self.has_class_token
+
+    @property
+    def matrix_numbers(self) -> int:
+        """Count the numbers in the weights, except for biases, norms and other small things."""
+        width, depth, mlp, _ = self.size
+        rep_size = width if self.rep_size is True else int(self.rep_size)
+        blocks = depth * ((4 if self.gate is None else 5) * width * width + 2 * width * mlp)
+        head = width * rep_size + (rep_size or width) * self.num_classes
+        learned = self._positions if self.posemb == "learn" else 0
+        return self.channels * self.patch**2 * width + learned + blocks + head
+
+    @property
+    def fixed_numbers(self) -> int:
+        """Count the numbers that belong to the model but are not weights."""
+        return self._positions if self.posemb == "sincos2d" else 0
+
+    @property
+    def _positions(self) -> int:
+        return math.prod(self.grid) * self.size.width
+
+
+def _preprocessing(given: dict[str, Any]) -> Preprocessing:
+    known = [field.name for field in fields(Preprocessing)]
+    if unknown := [key for key in given if key not in known]:
+        raise ValueError(f"preprocessing has unknown keys: {', '.join(unknown)}; known are {', '.join(known)}.")
+    return Preprocessing(**given)
+
+
+def parse_variant(variant: str) -> tuple[Size, int]:
+    """Split "S/16" into the size S and the patch 16."""
+    parts = re.fullmatch(r"(\w+)/([1-9]\d*)", variant) if isinstance(variant, str) else None
+    if parts and parts[1] in SIZES:
+        return SIZES[parts[1]], int(parts[2])
+    patch = (re.findall(r"\d+", str(variant)) or ["16"])[-1]
+    hint = did_you_mean(variant, [f"{size}/{patch}" for size in reversed(SIZES)], cutoff=0.4)
+    raise ValueError(
+        f"variant={variant!r} is unknown{hint} Write size/patch, such as 'S/16', with one of the sizes "
+        f"{', '.join(SIZES)} (capitals matter)."
+    )
+
+
+class Recorder:
+    """Keep intermediate results by name, if they are asked for."""
 
     def __init__(self, wanted: bool) -> None:
-        self.found: dict[str, Tensor] | None = {} if wanted else None
+        self.results: dict[str, Tensor] | None = {} if wanted else None
 
     def __call__(self, name: str, x: Tensor) -> Tensor:
-        if self.found is not None:
-            self.found[name] = x
+        if self.results is not None:
+            self.results[name] = x
         return x
 
 
@@ -50,7 +249,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then the MLP, each of the normalised tokens and added to them."""
+    """Attention, then the MLP: each reads the normalised tokens and is added to them."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -69,7 +268,7 @@ class Block(nn.Module):
         self.mlp = MLP(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, note: Note, name: str) -> Tensor:
+    def forward(self, x: Tensor, note: Recorder, name: str) -> Tensor:
         x = note(f"{name}/+sa", x + self.dropout(note(f"{name}/sa", self.attention(self.attention_norm(x)))))
         return note(f"{name}/+mlp", x + self.dropout(note(f"{name}/mlp", self.mlp(self.mlp_norm(x)))))
 
@@ -107,28 +306,28 @@ class ViT(Pretrained):
 
     @classmethod
     def from_config(cls, config: ViTConfig) -> "ViT":
-        """The model that a config describes, with new weights."""
+        """Return the model that a config describes, with new weights."""
         return cls(**asdict(config))
 
     def forward(self, images: Tensor, intermediates: bool = False) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
-        """Logits [B, num_classes] and, if asked for, every intermediate result by big_vision's name for it.
+        """Return logits [B, num_classes] and, if asked for, every intermediate result by big_vision's name for it.
 
         The names are stem, with_posemb, encoder/block00/sa, +sa, mlp and +mlp of each block, encoder/pre_ln, encoded,
         head_input, pre_logits_2d, pre_logits, logits_2d and logits; those in 2d are what the head makes of each patch.
         """
-        note = Note(intermediates)
+        note = Recorder(intermediates)
         x = self._features(images, note)
         if self.head is not None:
-            if note.found is not None:
-                note("logits_2d", self.head(note.found["pre_logits_2d"]))
+            if note.results is not None:
+                note("logits_2d", self.head(note.results["pre_logits_2d"]))
             x = note("logits", self.head(x))
-        return x if note.found is None else (x, note.found)
+        return x if note.results is None else (x, note.results)
 
     def features(self, images: Tensor) -> Tensor:
-        """What the head sees, big_vision's pre_logits: [B, width], or [B, rep_size]."""
-        return self._features(images, Note(False))
+        """Return the input of the head, big_vision's pre_logits: [B, width], or [B, rep_size]."""
+        return self._features(images, Recorder(False))
 
-    def _features(self, images: Tensor, note: Note) -> Tensor:
+    def _features(self, images: Tensor, note: Recorder) -> Tensor:
         config, prefix = self.config, int(self.config.has_class_token)
         if images.shape[1:] != (config.channels, *config.image):
             expected = ", ".join(map(str, (config.channels, *config.image)))
@@ -147,24 +346,24 @@ class ViT(Pretrained):
         x = note("encoded", self.norm(x) if config.norm == "tokens" else x)
         patches = x[:, prefix:]
         x = patches.mean(1) if config.pool == "gap" else x[:, 0] if config.pool == "tok" else patches[:, 0]
-        if note.found is not None:
+        if note.results is not None:
             patches = patches if config.norm == "tokens" else self.norm(patches)
             note("pre_logits_2d", self._represent(patches.unflatten(1, config.grid)))
         x = note("head_input", x if config.norm == "tokens" else self.norm(x))
         return note("pre_logits", self._represent(x))
 
     def _represent(self, x: Tensor) -> Tensor:
-        """What the head sees of pooled tokens, or of each patch."""
+        """Return the input of the head for pooled tokens, or for each patch."""
         return x if self.pre_logits is None else torch.tanh(self.pre_logits(x))
 
     def _embed(self, images: Tensor) -> Tensor:
-        """The convolution of the patches [B, rows, columns, width], as one product: so its result lies as tokens do."""
+        """Embed the patches [B, rows, columns, width] by one product, so that the result is laid out as tokens are."""
         patch = self.embedding.kernel_size[0]
         patches = images.unflatten(3, (-1, patch)).unflatten(2, (-1, patch)).permute(0, 2, 4, 1, 3, 5)
         return linear(patches.flatten(3), self.embedding.weight.flatten(1), self.embedding.bias)
 
     def resized(self, image_size: int | tuple[int, int]) -> "ViT":
-        """The same model for images of another size: learned positions are resampled (bicubic) on their grid."""
+        """Return the model for images of another size: learned positions are resampled (bicubic) on their grid."""
         model = ViT.from_config(replace(self.config, image_size=image_size)).to(self.posemb)
         weights = self.state_dict()
         if self.config.posemb == "learn":
@@ -175,14 +374,14 @@ class ViT(Pretrained):
         return model.train(self.training)
 
     def macs(self) -> int:
-        """Multiply-adds of the encoder per image: projections, MLPs and the two products of attention."""
+        """Count the multiply-adds of the encoder per image: projections, MLPs and the two products of attention."""
         (width, depth, mlp, _), tokens = self.config.size, self.config.tokens
         projections = (4 if self.config.gate is None else 5) * width * width
         return depth * tokens * (projections + 2 * width * mlp + 2 * width * tokens)
 
 
 def _lecun_normal(layer: nn.Conv2d | nn.Linear) -> None:
-    """The initialisation of flax: a normal cut off at two standard deviations, with variance 1 / fan-in; zero bias."""
+    """Initialise as flax does: a normal cut off at two standard deviations, with variance 1 / fan-in; zero bias."""
     std = math.sqrt(1 / layer.weight[0].numel()) / 0.87962566103423978
     nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
     if layer.bias is not None:
@@ -190,7 +389,7 @@ def _lecun_normal(layer: nn.Conv2d | nn.Linear) -> None:
 
 
 def sincos2d(height: int, width: int, channels: int, temperature: float = 10_000.0) -> Tensor:
-    """Fixed positions [1, height · width, channels]: sines and cosines of x and of y at channels/4 wavelengths."""
+    """Return fixed positions [1, height · width, channels]: sines and cosines of x and y at channels/4 wavelengths."""
     quarter = channels // 4
     omega = temperature ** -(torch.arange(quarter, dtype=torch.float64) / (quarter - 1))
     y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")

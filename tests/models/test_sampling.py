@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nomax.models import ReLUFormer
-from nomax.models.search import sample, stream
+from nomax.models.decoding import sample, stream
 
 
 def made(**changes: object) -> ReLUFormer:
@@ -122,7 +122,7 @@ def test_a_broken_model_is_told(settings: dict[str, float]) -> None:
         ({"top_k": 0}, "top_k=0 must be at least 1"),
         ({"top_p": 0}, "top_p=0 must be more than 0 and at most 1"),
         ({"prompt": PROMPT.float()}, "prompt must be .* token ids, got torch.float32"),
-        ({"model": made(encoder_layers=1)}, "this model translates: use search"),
+        ({"model": made(encoder_layers=1)}, "this model translates: use beam_search"),
     ],
 )
 def test_a_slip_in_the_arguments_is_answered_in_words(settings: dict[str, object], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Weights that others trained, as a ViT of ours, with any φ: what all of them need, and timm's vision transformers."""
+"""timm's vision transformers as a ViT of ours, with any φ."""
 
 import math
 import re
@@ -9,9 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from nomax import _compat
-from nomax.models.hub import fill
-from nomax.models.vit import ViT
-from nomax.models.vit_config import SIZES, ViTConfig, parse_variant
+from nomax.models.vit import SIZES, ViT, ViTConfig
+from nomax.models.weights.build import build, require
 from nomax.phi import Phi
 
 TIMM_NAMES = {
@@ -28,7 +27,6 @@ TIMM_NAMES = {
     "mlp.fc2": "mlp.down",
     "fc_norm": "norm",
 }
-
 
 PRE_NORM = "a norm before the first block (pre_norm), as CLIP has"
 EMBED_NORM = "a norm of the embedded patches (embed_norm_layer)"
@@ -92,7 +90,7 @@ def from_timm(
             f"this timm model cannot become a ViT: it has {', and '.join(problems)}. ViT does not do that, and would "
             "compute something else with these weights: choose another model."
         )
-    _require("the timm model", weights, "patch_embed.proj.weight", "blocks.0.mlp.fc1.weight")
+    require("the timm model", weights, "patch_embed.proj.weight", "blocks.0.mlp.fc1.weight")
     embedding = weights["patch_embed.proj.weight"]
     settings["norm"] = "pooled" if "fc_norm.weight" in weights else "tokens"
     settings["class_token"] = "cls_token" in weights
@@ -114,86 +112,8 @@ def from_timm(
     return model
 
 
-def build(
-    source: str,
-    variant: str | None,
-    phi: str | Phi,
-    tensors: dict[str, Tensor],
-    settings: dict[str, Any],
-    options: dict[str, Any],
-) -> ViT:
-    """Make a ViT from weights under our names, whose shapes tell the rest of its config.
-
-    settings: what else the source tells, fields of ViTConfig and maybe "heads"; options: what the caller wants.
-    """
-    _require(source, tensors, "embedding.weight", "blocks.0.mlp.up.weight")
-    width, channels, patch, patch_width = tensors["embedding.weight"].shape
-    if patch != patch_width:
-        raise ValueError(f"{source} has patches of {patch}×{patch_width} pixels, but those of ViT are squares.")
-    depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
-    shape = (width, depth, len(tensors["blocks.0.mlp.up.weight"]))
-    heads = settings.pop("heads", None)
-    sizes = [name for name, size in SIZES.items() if size[:3] == shape and heads in (None, size.heads)]
-    has = f"{source} has (width, depth, MLP, heads) = {(*shape, heads or '?')} and patches of {patch} pixels"
-    if variant is None:
-        if not sizes:
-            known = "; ".join(f"{name} {tuple(size)}" for name, size in SIZES.items())
-            raise ValueError(f"{has}, which is none of our sizes: {known}.")
-        if heads is None:
-            raise ValueError(f"{has}: pass the variant with its number of heads, such as {sizes[0]}/{patch}.")
-        variant = f"{sizes[0]}/{patch}"
-    size, pixels = parse_variant(variant)
-    if (*size[:3], pixels) != (*shape, patch) or heads not in (None, size.heads):
-        raise ValueError(f"{has}, but variant={variant!r} is {tuple(size)} with patches of {pixels}.")
-    settings["num_classes"] = len(tensors["head.weight"]) if "head.weight" in tensors else 0
-    if "pre_logits.weight" in tensors:
-        rep_size = len(tensors["pre_logits.weight"])
-        settings["rep_size"] = True if rep_size == width else rep_size
-    settings["posemb"] = "learn" if "posemb" in tensors else "sincos2d"
-    settings |= {"channels": channels, "phi": phi} | options
-    if "posemb" in tensors:
-        _settle_positions(source, tensors, settings, patch)
-    model = ViT(variant, **settings)
-    fill(model, tensors, source)
-    return model.eval()
-
-
-def _settle_positions(source: str, tensors: dict[str, Tensor], settings: dict[str, Any], patch: int) -> None:
-    """Find the size of the images; a position of the class token becomes part of it, to which it is always added."""
-    positions = tensors["posemb"].reshape(1, -1, tensors["posemb"].shape[-1])
-    count = positions.shape[1]
-    size = settings.setdefault("image_size", math.isqrt(count) * patch)
-    height, width = (size, size) if isinstance(size, int) else size
-    rows, columns = height // patch, width // patch
-    if rows * patch != height or columns * patch != width:
-        raise ValueError(
-            f"{source} takes images of {height}×{width} pixels and leaves out what is beyond the last whole patch of "
-            f"{patch}. Pass image_size=({rows * patch}, {columns * patch}), and crop images at their right and lower "
-            "edge."
-        )
-    patches = rows * columns
-    if count == patches + 1 and "class_token" in tensors:
-        tensors["class_token"] = tensors["class_token"] + positions[:, :1]
-        positions = positions[:, 1:]
-    elif count != patches:
-        raise ValueError(
-            f"{source} has {count} positions, which do not fit images of {height}×{width} pixels and patches of "
-            f"{patch}. Pass image_size=(height, width) as it was when the model was trained."
-        )
-    tensors["posemb"] = positions
-
-
-def _require(source: str, tensors: Mapping[str, Tensor], embedding: str, mlp: str) -> None:
-    """Raise unless the weights are those of a vision transformer, as far as a look at two of them tells."""
-    for name, dimensions in ((embedding, 4), (mlp, 2)):
-        if name not in tensors or tensors[name].dim() != dimensions:
-            raise ValueError(
-                f"{source} has no {name} of {dimensions} dimensions: it is not a vision transformer of the usual form."
-            )
-
-
 def _told_by(model: nn.Module) -> tuple[dict[str, Any], list[str]]:
-    """What a model tells beyond its weights, and what of it no ViT can do."""
+    """Return the settings that a model tells beyond its weights, and those of its features that no ViT has."""
     kind = type(model)
     if not any(one.__name__ == "VisionTransformer" and one.__module__.startswith("timm.") for one in kind.__mro__):
         raise TypeError(
@@ -212,9 +132,9 @@ def _told_by(model: nn.Module) -> tuple[dict[str, Any], list[str]]:
     for block in timm.blocks:
         parts = (block, getattr(block, "attn", None), getattr(block, "mlp", None))
         kinds = {usual: type(part).__name__ for usual, part in zip(("Block", "Attention", "Mlp"), parts, strict=True)}
-        for usual, found in kinds.items():
-            problems[f"{found} instead of {usual}"] = found not in (usual, "NoneType")
-        if all(usual == found for usual, found in kinds.items()):
+        for usual, actual in kinds.items():
+            problems[f"{actual} instead of {usual}"] = actual not in (usual, "NoneType")
+        if all(usual == actual for usual, actual in kinds.items()):
             blocks.append(block)
             act = block.mlp.act
             problems[f"the activation {type(act).__name__} instead of GELU"] = _gelu(act) is None
@@ -236,7 +156,7 @@ def _told_by(model: nn.Module) -> tuple[dict[str, Any], list[str]]:
 
 
 def _gelu(activation: nn.Module) -> str | None:
-    """Which GELU an activation is, torch's own or timm's; None if it is something else."""
+    """Return the kind of GELU that an activation is, torch's own or timm's; None if it is something else."""
     if isinstance(activation, nn.GELU):
         return "tanh" if activation.approximate == "tanh" else "exact"
     kind = type(activation)
@@ -244,7 +164,7 @@ def _gelu(activation: nn.Module) -> str | None:
 
 
 def _strange(weights: Mapping[str, Tensor]) -> list[str]:
-    """What weights tell that no ViT can do."""
+    """Return the features that weights tell of and no ViT has."""
     problems = [words for pattern, words in STRANGE.items() if any(re.fullmatch(pattern, name) for name in weights)]
     if "norm.weight" in weights and "fc_norm.weight" in weights:
         problems.append("a norm of the tokens and another one of what was pooled (norm and fc_norm)")
@@ -308,6 +228,6 @@ def _simplify(weights: dict[str, Tensor]) -> None:
 
 
 def _our_name(name: str) -> str:
-    """ "blocks.3.attn.proj.bias" to "blocks.3.attention.out.bias"; a name that we do not know stays as it is."""
+    """Turn "blocks.3.attn.proj.bias" into "blocks.3.attention.out.bias"; an unknown name stays as it is."""
     block, middle, end = re.findall(r"^(blocks\.\d+\.)?(.+?)(\.weight|\.bias)?$", name)[0]
     return f"{block}{TIMM_NAMES.get(middle, middle)}{end}"

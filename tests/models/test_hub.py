@@ -50,7 +50,7 @@ def test_a_loaded_model_is_the_saved_one_to_the_bit(tmp_path: Path, dtype: torch
 
 
 def test_equal_models_make_equal_files_in_every_process(tmp_path: Path) -> None:
-    (tmp_path / "vocabulary.model").write_bytes(b"some")  # noted in the header, beside the format
+    (tmp_path / "vocabulary.model").write_bytes(b"some")  # noted in the header
     program = "import sys, torch; from nomax import models; torch.manual_seed(0); "
     program += "models.save(models.ReLUFormer(9, dim=4, heads=2, slots=3, max_length=4), sys.argv[1])"
     digests = set()
@@ -59,7 +59,7 @@ def test_equal_models_make_equal_files_in_every_process(tmp_path: Path) -> None:
         digests.add(hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest())
     assert len(digests) == 1
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
-        assert set(file.metadata()) == {"format", "vocabulary.model"}
+        assert file.metadata() == {"vocabulary.model": hashlib.sha256(b"some").hexdigest()}
     assert models.load(tmp_path).config.dim == 4
 
 
@@ -104,6 +104,22 @@ def test_a_failure_while_saving_leaves_the_old_model(tmp_path: Path, monkeypatch
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+@pytest.mark.parametrize(("classes", "task"), [(5, "image-classification"), (0, "image-feature-extraction")])
+def test_the_card_of_a_model_without_a_head_does_not_promise_classes(tmp_path: Path, classes: int, task: str) -> None:
+    models.save(model(num_classes=classes), tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert f'pipeline_tag: "{task}"\n' in text
+    assert ("nomax predict" in text) == bool(classes)
+
+
+def test_a_model_that_an_earlier_version_saved_tells_of_its_vocabulary(tmp_path: Path) -> None:
+    models.save(model(), tmp_path)
+    weights = tmp_path / "model.safetensors"
+    save_file(load_file(weights), weights, {"format": "pt", "vocabulary.model": "a digest"})
+    assert models.hub.vocabulary_digest(tmp_path) == "a digest"
+    models.load(tmp_path)
+
+
 def test_other_files_in_the_folder_stay(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     models.save(model(), tmp_path)
@@ -121,7 +137,7 @@ def edited(folder: Path, **changes: object) -> Path:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"ph": "softmax"}, "unknown keys: ph; did you mean 'phi'"),
+        ({"ph": "softmax"}, "unknown keys: ph; did you mean phi"),
         ({"model_type": "bert"}, "model_type='bert' is unknown; nomax reads nomax-vit"),
         ({"pool": "map"}, "config.json: pool='map' must be"),
         ({"phi": "rellu/L"}, "did you mean 'relu/L'"),
@@ -220,13 +236,15 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
     models.save(model(), tmp_path)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-7])
-    with pytest.raises(ValueError, match=r"model.safetensors cannot be read"):
-        models.load(tmp_path)
+    for read in (models.load, models.hub.vocabulary_digest):
+        with pytest.raises(ValueError, match=r"model.safetensors cannot be read"):
+            read(tmp_path)
     weights.unlink()
-    with pytest.raises(FileNotFoundError, match=r"no model.safetensors"):
-        models.load(tmp_path)
+    for read in (models.load, models.hub.vocabulary_digest):
+        with pytest.raises(FileNotFoundError, match=r"no model.safetensors"):
+            read(tmp_path)
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ValueError, match="not valid JSON"):
+    with pytest.raises(ValueError, match=r"config.json is damaged"):
         models.load(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ValueError, match="model_type=None"):

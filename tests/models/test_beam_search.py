@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nomax.models import ReLUFormer, pasts
-from nomax.models.pasts import Copies, Tree
-from nomax.models.search import Hypothesis, search
+from nomax.models import ReLUFormer, decoding
+from nomax.models.decoding import CopyingCache, Hypothesis, TreeCache, beam_search
 
 PADDING, BEGIN, END = 0, 1, 2
 KINDS = {
@@ -84,7 +83,7 @@ def assert_same(found: list[Hypothesis], want: list[Hypothesis]) -> None:
 @pytest.mark.parametrize("beams", [1, 2, 5])
 def test_a_batch_gives_what_a_plain_search_without_caches_gives_for_each_sentence(kind: str, beams: int) -> None:
     model = made(**KINDS[kind])
-    found = search(model, padded(*SOURCES), beams=beams)
+    found = beam_search(model, padded(*SOURCES), beams=beams)
     for source, hypotheses in zip(SOURCES, found, strict=True):
         assert_same(hypotheses, plain_search(model, source, beams, 0.6, limit=10 + 2 * len(source)))
 
@@ -92,7 +91,7 @@ def test_a_batch_gives_what_a_plain_search_without_caches_gives_for_each_sentenc
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 2.0])
 def test_length_penalty_and_max_length_are_as_in_the_plain_search(penalty: float) -> None:
     model = made()
-    found = search(model, padded(*SOURCES), beams=3, length_penalty=penalty, max_length=7)
+    found = beam_search(model, padded(*SOURCES), beams=3, length_penalty=penalty, max_length=7)
     for source, hypotheses in zip(SOURCES, found, strict=True):
         assert_same(hypotheses, plain_search(model, source, 3, penalty, limit=7))
 
@@ -100,7 +99,7 @@ def test_length_penalty_and_max_length_are_as_in_the_plain_search(penalty: float
 @pytest.mark.parametrize("kind", ["ReLUFormer", "rotary"])
 def test_one_beam_takes_the_likeliest_token_until_the_end(kind: str) -> None:
     model = made(**KINDS[kind])
-    for source, found in zip(SOURCES, search(model, padded(*SOURCES), beams=1, max_length=15), strict=True):
+    for source, found in zip(SOURCES, beam_search(model, padded(*SOURCES), beams=1, max_length=15), strict=True):
         text: list[int] = []
         while len(text) < 14 and (token := int(log_probabilities(model, source, text)[0].argmax())) != END:
             text.append(token)
@@ -120,10 +119,11 @@ def test_with_enough_beams_the_best_of_all_translations_is_found(kind: str, pena
             total = sum(rows[tuple(whole[:i])][whole[i]] for i in range(length + 1))
             everything[text] = normalised(total, length + 1, penalty)
     best = max(everything, key=lambda text: everything[text])
-    found = search(model, torch.tensor([source]), beams=len(everything), length_penalty=penalty, max_length=limit)[0]
-    assert found[0].tokens == list(best)
-    assert found[0].score == pytest.approx(everything[best])
-    assert all(hypothesis.score == pytest.approx(everything[tuple(hypothesis.tokens)]) for hypothesis in found)
+    settings = {"beams": len(everything), "length_penalty": penalty, "max_length": limit}
+    hypotheses = beam_search(model, torch.tensor([source]), **settings)[0]
+    assert hypotheses[0].tokens == list(best)
+    assert hypotheses[0].score == pytest.approx(everything[best])
+    assert all(hypothesis.score == pytest.approx(everything[tuple(hypothesis.tokens)]) for hypothesis in hypotheses)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -138,11 +138,11 @@ def test_cached_decoding_gives_the_logits_of_the_whole_text_at_every_step(kind: 
     torch.testing.assert_close(torch.cat(found, 1), want, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("way", [Tree, Copies])
+@pytest.mark.parametrize("way", [TreeCache, CopyingCache])
 def test_beams_that_follow_each_other_have_the_logits_of_their_whole_texts(
     way: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pasts, "PRUNE_EVERY", 3)
+    monkeypatch.setattr(decoding, "PRUNE_EVERY", 3)
     model, source, beams = made(), padded(*SOURCES), 3
     state = way(model, model.encode(source), beams)
     texts = torch.zeros(4, beams, 0, dtype=torch.int64)
@@ -160,7 +160,7 @@ def test_beams_that_follow_each_other_have_the_logits_of_their_whole_texts(
         parent = torch.randint(0, beams, (len(sentences), beams))
         state.follow(parent)
         texts = texts.gather(1, parent[..., None].expand(-1, -1, texts.shape[2]))
-    if way is Tree:
+    if way is TreeCache:
         assert state.caches.own[0].length < beams * 24 / 2
         assert state.ancestors.shape[2] == state.caches.own[0].length
 
@@ -169,10 +169,10 @@ def test_beams_that_follow_each_other_have_the_logits_of_their_whole_texts(
 def test_what_is_found_does_not_depend_on_the_batch_nor_on_padding(beams: int) -> None:
     model = made()
     sources = [torch.randint(3, 9, (length,)).tolist() for length in (3, 9, 1, 6, 2, 8)]
-    together = search(model, padded(*sources), beams=beams)
-    backwards = search(model, torch.nn.functional.pad(padded(*reversed(sources)), (0, 7)), beams=beams)
+    together = beam_search(model, padded(*sources), beams=beams)
+    backwards = beam_search(model, torch.nn.functional.pad(padded(*reversed(sources)), (0, 7)), beams=beams)
     for i, source in enumerate(sources):
-        alone = search(model, torch.tensor([source]), beams=beams)[0]
+        alone = beam_search(model, torch.tensor([source]), beams=beams)[0]
         assert_same(together[i], alone)
         assert_same(backwards[-1 - i], alone)
 
@@ -189,7 +189,7 @@ def chain(monkeypatch: pytest.MonkeyPatch, steps: dict[int, dict[int, float]]) -
 
 def test_a_sentence_is_not_done_while_a_longer_hypothesis_can_become_better(monkeypatch: pytest.MonkeyPatch) -> None:
     model = chain(monkeypatch, {BEGIN: {END: 0.6, 3: 0.4}} | {token: {token + 1: 1.0} for token in range(3, 13)})
-    best, other = search(model, torch.tensor([[3, 2]]), beams=2, length_penalty=2)[0]
+    best, other = beam_search(model, torch.tensor([[3, 2]]), beams=2, length_penalty=2)[0]
     assert best.tokens == list(range(3, 14))
     assert best.score == pytest.approx(math.log(0.4) / (17 / 6) ** 2)
     assert other == ([], pytest.approx(math.log(0.6)))
@@ -198,17 +198,17 @@ def test_a_sentence_is_not_done_while_a_longer_hypothesis_can_become_better(monk
 def test_a_sentence_that_is_done_stays_as_it_is_while_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     model = chain(monkeypatch, {BEGIN: {END: 0.5, 3: 0.5}, 3: {3: 0.8, END: 0.2}})
     sources, settings = [[4], *([[4] * 20] * 5)], {"beams": 13, "length_penalty": 1}
-    alone = search(model, padded(sources[0]), **settings)[0]
+    alone = beam_search(model, padded(sources[0]), **settings)[0]
     assert alone[0] == ([], pytest.approx(math.log(0.5)))
     assert 3 < len(alone) < 12
-    assert search(model, padded(*sources), **settings)[0] == alone
+    assert beam_search(model, padded(*sources), **settings)[0] == alone
 
 
 def test_the_sources_keys_and_values_are_computed_once_per_sentence() -> None:
     model, seen = made(), []
     for layer in model.decoder:
         layer.source_attention.kv.register_forward_hook(lambda _, given, out: seen.append(tuple(given[0].shape)))
-    search(model, padded(*SOURCES), beams=4)
+    beam_search(model, padded(*SOURCES), beams=4)
     assert seen == [(4, 6, 16)] * 2
 
 
@@ -218,13 +218,13 @@ def test_sentences_that_are_done_leave_the_batch(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(model, "decode", lambda target, *others: sizes.append(len(target)) or decode(target, *others))
     model.embedding.weight[END] = 0
     model.embedding.weight[END] -= 5 * model.embedding.weight.mean(0)
-    search(model, padded([3], [4] * 3, [5] * 20, [6] * 24), beams=2)
+    beam_search(model, padded([3], [4] * 3, [5] * 20, [6] * 24), beams=2)
     assert sizes[0] == 4
     assert sizes[-1] < 4
 
 
 def test_hypotheses_are_sorted_different_and_without_special_tokens() -> None:
-    for found in search(made(), padded(*SOURCES), beams=6):
+    for found in beam_search(made(), padded(*SOURCES), beams=6):
         assert 1 <= len(found) <= 6
         assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
         assert len({tuple(h.tokens) for h in found}) == len(found)
@@ -233,26 +233,26 @@ def test_hypotheses_are_sorted_different_and_without_special_tokens() -> None:
 
 def test_a_model_in_training_is_searched_without_dropout_and_goes_on_training() -> None:
     model = made(dropout=0.5)
-    want = search(model, padded(*SOURCES))
+    want = beam_search(model, padded(*SOURCES))
     model.train()
     model.encoder.eval()  # as if it were frozen
     modes = [module.training for module in model.modules()]
-    assert search(model, padded(*SOURCES)) == want
+    assert beam_search(model, padded(*SOURCES)) == want
     assert [module.training for module in model.modules()] == modes
     assert len(set(modes)) == 2
 
 
 def test_bfloat16_models_and_empty_batches_are_searched_too() -> None:
     model = made()
-    assert search(model, torch.zeros(0, 5, dtype=torch.int64)) == []
-    found = search(model.bfloat16(), padded(*SOURCES), beams=2)
+    assert beam_search(model, torch.zeros(0, 5, dtype=torch.int64)) == []
+    found = beam_search(model.bfloat16(), padded(*SOURCES), beams=2)
     assert all(math.isfinite(hypotheses[0].score) for hypotheses in found)
 
 
 def test_a_translation_is_never_longer_than_the_model_allows() -> None:
     model = made(max_length=5)
     model.embedding.weight[END] *= 0
-    for found in search(model, padded([3, 4, 2], [5, 5, 5, 5, 2]), beams=2):
+    for found in beam_search(model, padded([3, 4, 2], [5, 5, 5, 5, 2]), beams=2):
         assert all(len(hypothesis.tokens) <= 4 for hypothesis in found)
 
 
@@ -271,11 +271,11 @@ def test_a_translation_is_never_longer_than_the_model_allows() -> None:
 )
 def test_a_slip_in_the_arguments_is_answered_in_words(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        search(**{"model": made(), "source": padded(*SOURCES), **settings})
+        beam_search(**{"model": made(), "source": padded(*SOURCES), **settings})
 
 
 def test_a_model_whose_logits_are_not_finite_is_named_instead_of_searched_for_ever() -> None:
     model = made()
     model.embedding.weight[:] = math.nan
     with pytest.raises(FloatingPointError, match="not finite"):
-        search(model, padded(*SOURCES))
+        beam_search(model, padded(*SOURCES))

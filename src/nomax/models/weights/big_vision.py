@@ -10,12 +10,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nomax.models.foreign import build
-from nomax.models.vit import ViT
-from nomax.models.vit_config import Pool
+from nomax.models.vit import Pool, ViT
+from nomax.models.weights.build import build
 from nomax.phi import Phi
 
 BLOCK = "Transformer/encoderblock"
+# A checkpoint may expand to ten times its file and 64 MiB: weights hardly compress, unless they are zeros.
+MOST_EXPANSION, EXPANSION_SLACK = 10, 2**26
+# What numpy raises for files that are something else, or damaged.
+UNREADABLE = (
+    AttributeError,
+    TypeError,
+    ValueError,
+    MemoryError,
+    OSError,
+    EOFError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def from_big_vision(
@@ -34,7 +46,7 @@ def from_big_vision(
     options: fields of ViTConfig that the arrays do not tell, e.g. image_size where positions are fixed or images no
       squares.
     """
-    arrays = _read(Path(path))
+    arrays = _read_npz(Path(path))
     if strange := [name for name in arrays if name == "probe" or name.startswith("MAPHead")]:
         raise ValueError(f"{path} pools with an attention head of its own ({strange[0]}, …), which ViT does not have.")
     if "cls" in arrays and pool not in ("tok", None):
@@ -63,18 +75,28 @@ def from_big_vision(
     return build(str(path), variant, phi, {**tensors, **arrays}, settings, options)
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    """The parameters by the names that big_vision gives them today, without the optimiser's state."""
+def _read_npz(path: Path) -> dict[str, Tensor]:
+    """Return the parameters by the names that big_vision gives them today, without the optimiser's state."""
     try:
         with np.load(path, allow_pickle=False) as file:
             prefixes = [prefix for prefix in ("params/", "opt/target/", "") if f"{prefix}embedding/kernel" in file]
             if not prefixes:
                 raise ValueError("it has no array embedding/kernel")
             names = [name for name in file if name.startswith(prefixes[0])]
+            _check_expansion(path, names)
             arrays = {name.removeprefix(prefixes[0]): file[name] for name in names}
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no file {str(path)!r}.") from None
-    except (AttributeError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (
+        AttributeError,
+        TypeError,
+        ValueError,
+        MemoryError,
+        OSError,
+        EOFError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
         raise ValueError(f"{path} is not a checkpoint of a big_vision ViT: {error}.") from None
     tensors: dict[str, Tensor] = {}
     for name, array in arrays.items():
@@ -87,6 +109,17 @@ def _read(path: Path) -> dict[str, Tensor]:
     return _renumbered(tensors)
 
 
+def _check_expansion(path: Path, names: list[str]) -> None:
+    """Raise if these arrays would expand far beyond the file, before any of them is read."""
+    with zipfile.ZipFile(path) as archive:
+        expanded = sum(
+            member.file_size for member in archive.infolist() if member.filename.removesuffix(".npy") in names
+        )
+    most = MOST_EXPANSION * path.stat().st_size + EXPANSION_SLACK
+    if expanded > most:
+        raise ValueError(f"its arrays would expand to {expanded:,} bytes, of at most {most:,} for a file of this size")
+
+
 def _tensor(array: "np.ndarray[Any, Any]") -> Tensor:
     if array.dtype.kind == "V" and array.dtype.itemsize == 2:  # how numpy keeps bfloat16, which it does not know
         return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16).float()
@@ -94,14 +127,14 @@ def _tensor(array: "np.ndarray[Any, Any]") -> Tensor:
 
 
 def _renumbered(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Old checkpoints count all modules of a block together (…_1, …_3), today's count each kind on its own (…_0)."""
+    """Number each kind of module of a block on its own (…_0); old checkpoints count all of them together (…_1, …_3)."""
     module = re.compile(rf"^({BLOCK}_\d+/[A-Za-z]+)_(\d+)/")
     numbers: dict[str, set[int]] = {}
     for name in tensors:
         for kind, number in module.findall(name):
             numbers.setdefault(kind, set()).add(int(number))
-    rank = {f"{kind}_{n}/": f"{kind}_{i}/" for kind, found in numbers.items() for i, n in enumerate(sorted(found))}
-    return {module.sub(lambda found: rank[found[0]], name): tensor for name, tensor in tensors.items()}
+    rank = {f"{kind}_{n}/": f"{kind}_{i}/" for kind, used in numbers.items() for i, n in enumerate(sorted(used))}
+    return {module.sub(lambda match: rank[match[0]], name): tensor for name, tensor in tensors.items()}
 
 
 def _block(arrays: dict[str, Tensor], theirs: str, ours: str) -> dict[str, Tensor]:
@@ -117,19 +150,16 @@ def _block(arrays: dict[str, Tensor], theirs: str, ours: str) -> dict[str, Tenso
         **_dense(arrays, f"{theirs}MlpBlock_0/Dense_0", f"{ours}mlp.up"),
         **_dense(arrays, f"{theirs}MlpBlock_0/Dense_1", f"{ours}mlp.down"),
     }
-    for theirs_, ours_ in {
-        "kernel": "weight",
-        "bias": "bias",
-    }.items():  # [width, heads, head dimension], or without width
-        parts = [f"{attention}/{name}/{theirs_}" for name in ("query", "key", "value")]
-        if all(part in arrays for part in parts):
+    for flax_name, name in {"kernel": "weight", "bias": "bias"}.items():
+        parts = [f"{attention}/{part}/{flax_name}" for part in ("query", "key", "value")]
+        if all(part in arrays for part in parts):  # [width, heads, head dimension], or without width
             projections = [arrays.pop(part).flatten(-2).movedim(-1, 0) for part in parts]
-            tensors[f"{ours}attention.qkv.{ours_}"] = torch.cat(projections)
+            tensors[f"{ours}attention.qkv.{name}"] = torch.cat(projections)
     return tensors
 
 
 def _dense(arrays: dict[str, Tensor], theirs: str, ours: str) -> dict[str, Tensor]:
-    """A dense layer or a convolution: flax has a kernel's outputs last, torch has them first."""
+    """Take out a dense layer or a convolution: flax has a kernel's outputs last, torch has them first."""
     tensors = {}
     if f"{theirs}/kernel" in arrays:
         kernel = arrays.pop(f"{theirs}/kernel")
