@@ -10,7 +10,7 @@ from evaluate_helpers import write_splits
 
 from nomax import cli, models
 from nomax.evaluate import runs
-from nomax.models.search import sample
+from nomax.models.decoding import sample
 from nomax.train.text import language, translate
 
 pytest.importorskip("sentencepiece")

@@ -16,7 +16,7 @@ from nomax import cli, models
 from nomax.data.text import Tokenizer
 from nomax.evaluate import evaluate, runs, translate, translation
 from nomax.evaluate.translation import Translator
-from nomax.models.search import search
+from nomax.models.decoding import beam_search
 
 pytest.importorskip("sentencepiece")
 TALES = [pair.source for pair in corpus(2, seed=2).pairs()]
@@ -42,7 +42,7 @@ def test_lines_come_out_in_their_order_and_number_and_empty_ones_stay_empty(text
     for given, line in zip(text.split("\n"), lines, strict=True):
         if given.strip():
             source = torch.tensor([[*run.tokenizer.encode(given.strip()), 2]])
-            assert line == run.tokenizer.decode(search(run.model, source, beams=2)[0][0].tokens)
+            assert line == run.tokenizer.decode(beam_search(run.model, source, beams=2)[0][0].tokens)
     assert lines[4] == lines[-1] != lines[0]
 
 

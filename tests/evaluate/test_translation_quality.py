@@ -11,7 +11,7 @@ from text_corpora import corpus
 from nomax.data.text import Corpus, Document, Pair
 from nomax.evaluate import evaluate, probe, runs, translate, translation
 from nomax.evaluate.translation import Translator
-from nomax.models.search import search
+from nomax.models.decoding import beam_search
 from nomax.train.text import data as text_data
 
 pytest.importorskip("sentencepiece")
@@ -28,7 +28,7 @@ def test_bleu_and_chrf_are_sacrebleus(text_runs, capsys, tmp_path):
     hypotheses = []
     for pair in pairs:
         source = torch.tensor([[*run.tokenizer.encode(pair.source), 2]])
-        hypotheses.append(run.tokenizer.decode(search(run.model, source, beams=3)[0][0].tokens))
+        hypotheses.append(run.tokenizer.decode(beam_search(run.model, source, beams=3)[0][0].tokens))
     references = [[pair.target for pair in pairs]]
     (found,) = json.loads(output.read_text())["results"]
     assert found["segments"]["bleu"] == pytest.approx(sacrebleu.corpus_bleu(hypotheses, references).score)

@@ -20,7 +20,7 @@ from nomax.bench.harness import Bench, Run, run_bench
 from nomax.bench.results import CannotMeasureError, Case, Check, Goal, Results
 from nomax.bench.tables import times
 from nomax.models import ReLUFormer, ReLUFormerConfig
-from nomax.models.search import Hypothesis, search
+from nomax.models.decoding import Hypothesis, beam_search
 from nomax.nn import Attention
 from nomax.ops.row_maps import row_map
 
@@ -264,7 +264,7 @@ class Endless(ReLUFormer):
 
 def translation(model: ReLUFormer, source: Tensor, tokens: int) -> Callable[[], list[list[Hypothesis]]]:
     """Return a beam search of `tokens` tokens, the last of which is `end`."""
-    return lambda: search(model, source, beams=BEAMS, length_penalty=LENGTH_PENALTY, max_length=tokens)
+    return lambda: beam_search(model, source, beams=BEAMS, length_penalty=LENGTH_PENALTY, max_length=tokens)
 
 
 def compare_scores(check: Check, model: ReLUFormer, source: Tensor, tokens: int) -> None:

@@ -12,7 +12,7 @@ import tyro
 from nomax.data.text.tokenizer import SEPARATOR
 from nomax.evaluate import terminal
 from nomax.evaluate.runs import TrainedTextModel, load_text
-from nomax.models.search import COLDEST, stream
+from nomax.models.decoding import COLDEST, stream
 
 USUAL_TOKENS = 100
 LARGEST_PROMPT = 1 << 20  # bytes read from standard input; no model's maximum is near it

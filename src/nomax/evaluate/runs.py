@@ -16,7 +16,7 @@ from nomax.data.text import Corpus, Tokenizer
 from nomax.evaluate.fewshot import WHOLE_BELOW
 from nomax.models import ReLUFormer, ViT
 from nomax.models.hub import VOCABULARY, download, vocabulary_digest
-from nomax.models.vit_config import Probabilities
+from nomax.models.vit import Probabilities
 from nomax.train import TextConfig, VisionConfig
 from nomax.train.console import display_name, slug
 from nomax.train.text import data as text_data

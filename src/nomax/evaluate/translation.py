@@ -14,7 +14,7 @@ import torch
 from nomax.data.text import Corpus, Example, Tokenizer, TokenOrder
 from nomax.data.text.batches import evaluation_batches, pad
 from nomax.models import ReLUFormer
-from nomax.models.search import LARGEST_PENALTY, search
+from nomax.models.decoding import LARGEST_PENALTY, beam_search
 from nomax.train import TextConfig
 from nomax.train.text import data as text_data
 from nomax.train.text.task import measure
@@ -71,7 +71,7 @@ def translate(model: ReLUFormer, sources: Sequence[Tokens], how: Search = SEARCH
     for step in range(order.steps_per_epoch):
         numbers = [int(number) for number in order.batch(step)]
         source = pad([[*sources[number], model.config.end] for number in numbers], device)
-        best = search(model, source, beams=how.beams, length_penalty=how.length_penalty)
+        best = beam_search(model, source, beams=how.beams, length_penalty=how.length_penalty)
         for number, hypotheses in zip(numbers, best, strict=True):
             yield number, hypotheses[0].tokens
 
