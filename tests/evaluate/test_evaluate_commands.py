@@ -306,7 +306,7 @@ MISTAKES: list[tuple[str, Callable[[Path], tuple[object, ...]], str]] = [
     ("evaluate", lambda run: (run, "--device", "nowhere"), "device 'nowhere' cannot be used"),
     ("evaluate", lambda run: (run, run), "the same run is named twice"),
     ("evaluate", lambda run: (run / "model",), "give one with --data"),
-    ("evaluate", lambda run: (run, "--data", "fashion-minst"), "Did you mean fashion-mnist"),
+    ("evaluate", lambda run: (run, "--data", "fashion-minst"), "did you mean fashion-mnist"),
     ("evaluate", lambda run: (run, "--subset", "imagenet"), "nor one of the subsets imagenet1k, icons"),
     ("evaluate", lambda run: (run, "--subset", "imagenet1k"), "is of a head with 21,843 classes; this model's has 10"),
     ("probe", lambda run: (run, "--on", "birds"), "Give its folder: --on birds=PATH"),
