@@ -117,7 +117,7 @@ def test_no_test_depends_on_the_clock() -> None:
     assert hypothesis.settings().deadline is None
     assert hypothesis.HealthCheck.too_slow in hypothesis.settings().suppress_health_check
     clocks = re.compile(r"deadline=(?!None)|\btimeout=\d|\.wait\(\d|monotonic\(\)|perf_counter\(\)|time\.time\(\)")
-    for file in Path(__file__).parent.glob("*.py"):
+    for file in Path(__file__).parent.rglob("*.py"):
         lines = [line for line in file.read_text().splitlines() if clocks.search(line)]
         if file.name == "chromium.py":  # a browser that does not close is killed, and no test fails
             lines.remove("            self._process.wait(timeout=20)")

@@ -28,7 +28,7 @@ COMMANDS = {
     "data info": ("nomax.data.commands.info", "what is in a data set: counts, sizes, means, a sheet of samples"),
     "data pack": ("nomax.data.commands.pack", "write shards from a folder of images"),
     "study merge": ("nomax.study.commands.merge", "join the runs of several stores"),
-    "study export": ("nomax.study.commands.export", "results of all runs as CSV or Parquet"),
+    "study export": ("nomax.study.commands.export", "results of all runs as CSV"),
     "study draw": ("nomax.study.commands.draw", "draw the figures of results again"),
     "study list": ("nomax.study.commands.list", "the studies, their claims, and how long they take"),
     "study": ("nomax.study.commands.run", "run a study: a grid of runs, its figures and verdicts"),
