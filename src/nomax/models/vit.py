@@ -210,7 +210,7 @@ def parse_variant(variant: str) -> tuple[Size, int]:
     if parts and parts[1] in SIZES:
         return SIZES[parts[1]], int(parts[2])
     patch = (re.findall(r"\d+", str(variant)) or ["16"])[-1]
-    hint = did_you_mean(variant, [f"{size}/{patch}" for size in reversed(SIZES)], cutoff=0.4)
+    hint = did_you_mean(variant, [repr(f"{size}/{patch}") for size in reversed(SIZES)], cutoff=0.35)
     raise ValueError(
         f"variant={variant!r} is unknown{hint} Write size/patch, such as 'S/16', with one of the sizes "
         f"{', '.join(SIZES)} (capitals matter)."
