@@ -220,7 +220,7 @@ def download(name: str, revision: str | None = None, **options: Any) -> Path:
     except ImportError:
         raise ImportError(
             f"there is no folder {name!r}; to fetch a model of that name from the Hugging Face hub: "
-            "pip install 'nomax[hub]'"
+            "pip install huggingface_hub"
         ) from None
     files = [CONFIG, WEIGHTS, CARD, VOCABULARY]
     try:
@@ -252,7 +252,7 @@ def push(
     try:
         from huggingface_hub import create_branch, create_repo, upload_folder
     except ImportError:
-        raise ImportError("to push models to the Hugging Face hub: pip install 'nomax[hub]'") from None
+        raise ImportError("to push models to the Hugging Face hub: pip install huggingface_hub") from None
     with tempfile.TemporaryDirectory(prefix="nomax-") as folder:
         if vocabulary is not None:
             shutil.copyfile(vocabulary, Path(folder, VOCABULARY))
