@@ -68,7 +68,7 @@ def test_translations_that_do_not_score_what_their_text_does_are_found_wrong(mon
     right, wrong = (Check("sentences", "float32", OURS) for _ in range(2))
     translate.compare_scores(right, model, tokens(3, 7), 9)
     assert right.right
-    monkeypatch.setattr(translate, "search", spoiled(translate.search))
+    monkeypatch.setattr(translate, "beam_search", spoiled(translate.beam_search))
     translate.compare_scores(wrong, model, tokens(3, 7), 9)
     assert not wrong.right
 

@@ -146,7 +146,7 @@ def test_a_vocabulary_that_is_not_the_runs_is_refused(tmp_path, data, capsys):
         ({"phi": ("relux/L",)}, "did you mean 'relu/L'"),
         ({"phi": ("reluformer", RELUFORMER)}, "the same φ is there twice"),
         ({"phi": ("softmax",), "learned_gain": "head"}, "there is no gain to learn"),
-        ({"data": "bible-en-fr"}, "Did you mean bible-en-es"),
+        ({"data": "bible-en-fr"}, "did you mean bible-en-es"),
         ({"languages": ("en", "fr")}, "unknown language mark 'fr'"),
         ({"steps": 5, "epochs": 2.0}, "--steps and --epochs"),
         ({"steps": 1}, "warmup=1 must be less than steps=1"),

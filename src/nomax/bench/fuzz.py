@@ -14,7 +14,8 @@ from torch import Tensor
 
 import nomax
 from nomax.bench import exact
-from nomax.ops.dropout import kept
+from nomax.ops.problem import Problem
+from nomax.ops.reference import kept
 from nomax.phi import MINUS_LOG_L, Phi
 
 NONNEGATIVE = ("relu", "relu2", "softplus", "relu6", "sigmoid")
@@ -232,7 +233,8 @@ def expected(case: Case) -> Expectation:
     coins = torch.ones(1, dtype=torch.float64)
     if case.dropout > 0:
         torch.default_generator.manual_seed(case.seed)
-        stays = kept(torch.randint(2**63 - 1, ()), case.dropout, batch, heads, queries, keys)
+        call = Problem(query=case.query, key=case.key, value=case.value, dropout=case.dropout)
+        stays = kept(call, torch.randint(2**63 - 1, ()))
         coins = stays.double() * (1 / (1 - case.dropout) if case.dropout < 1 else 0)
 
     plain = case.mask is None and case.diagonal is None and case.lengths is None

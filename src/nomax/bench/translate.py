@@ -192,7 +192,7 @@ def make_models(config: ReLUFormerConfig) -> dict[str, ReLUFormer]:
         models[phi].load_state_dict({name: weight for name, weight in ours.state_dict().items() if name in own})
     models[FREE] = copy.deepcopy(ours)
     for attention in _attentions(models[FREE]):
-        attention._attend = lambda query, key, value, *rest: (value, None)  # type: ignore[method-assign]
+        attention._attend = lambda query, key, value, *rest, **settings: (value, None)  # type: ignore[method-assign]
     return models
 
 

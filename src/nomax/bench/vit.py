@@ -114,7 +114,7 @@ def _prepare(name: str, smoke: bool) -> tuple[dict[str, Any], Tensor, Tensor]:
     participants: dict[str, Any] = {OURS: from_timm(theirs, phi=OURS), TIMM: theirs, SOFTMAX: from_timm(theirs)}
     participants[FREE] = copy.deepcopy(participants[OURS])
     for block in participants[FREE].blocks:
-        block.attention._attend = lambda query, key, value, *rest: (value, None)
+        block.attention._attend = lambda query, key, value, *rest, **settings: (value, None)
     return participants, torch.rand(batch, 3, size, size) * 2 - 1, torch.randint(1000, (batch,))
 
 

@@ -53,14 +53,14 @@ def attend(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
 
     if problem.seed is not None:
         kept_share = 1 - problem.dropout
-        weights = weights.masked_fill(~_kept(problem, problem.seed), 0) * (1 / kept_share if kept_share > 0 else 0)
+        weights = weights.masked_fill(~kept(problem, problem.seed), 0) * (1 / kept_share if kept_share > 0 else 0)
     with as_it_is(query):
         out = weights.to(computed) @ value
     # The row's factor comes last, as in the kernels, where no weight is ever as small as 1/L.
     return (out * (problem.gain if row_gain is None else row_gain[..., None])).to(dtype), row_sum, row_log
 
 
-def _kept(problem: Problem, seed: Tensor) -> Tensor:
+def kept(problem: Problem, seed: Tensor) -> Tensor:
     """Toss dropout's coins for the matrix of weights [B, H, Lq, Lk]: True keeps the weight.
 
     A coin is a hash of (seed, batch, head, query, key), so that every backend and thread count tosses the same. All

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "../../src/nomax/ops/csrc/problem.h"
+#include "../../../src/nomax/ops/csrc/problem.h"
 
 #define JOIN(a, b) a##b
 #define KERNEL_NAME(isa) JOIN(kernel_, isa)
