@@ -133,7 +133,7 @@ def test_a_run_that_is_not_finished_gives_its_newest_checkpoint(tmp_path, data):
         ({"lr": -1.0}, "lr=-1.0 must be a number of at least 0"),
         ({"recipe": "i1k", "model": "Ti/8"}, "--augmentation"),
         ({"augmentation": "heavy"}, "none, light1"),
-        ({"held_out": 0.1}, "has a test split of its own"),
+        ({"held_out": 1.5}, "held_out is 1.5; it must be a share of the images"),
         ({"crop": "resize", "min_crop_area": 0.5}, "--min-crop-area is for --crop inception"),
         ({"crop": "inception", "min_crop_area": 0.0}, "--min-crop-area 0 must be above 0"),
         ({"crop": "none", "image_size": 32}, "is 16×16, and the model takes 32×32: give --crop resize"),

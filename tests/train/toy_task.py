@@ -74,6 +74,9 @@ class Points:
         points, labels = self.batch(10_000)
         yield points[world.rank :: world.size], labels[world.rank :: world.size]
 
+    def observe(self, model, batch, step, folder):
+        pass
+
     def describe(self, step):
         return {"points": [step * self.config.batch_size + i for i in range(self.config.batch_size)]}
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from nomax._files import did_you_mean
 from nomax.data import randomness
 from nomax.data.registry import ENTRIES, TEXTS, Entry, cache_folder, entry
-from nomax.data.source import DataError, Source, is_prepared, open_prepared, part, read_meta
+from nomax.data.source import Source, is_prepared, open_prepared, part, read_meta
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -36,9 +36,10 @@ def load(
     `root` is where named sets are kept, data.cache_folder() if not given. `on_error="skip"` leaves out images of a
     folder or of shards that cannot be read, instead of raising.
 
-    `held_out` is for data without a test split: this share of the training images becomes the split "test", and is
-    left out of "train". Whether an image is held out depends on its path in the folder alone (elsewhere on its number),
-    not on a seed or on the other images, but for one: each class keeps an image to train on.
+    `held_out` makes this share of the training images the split "test", and leaves it out of "train": for data without
+    a test split, or as a validation split that keeps the real one unseen while something is chosen. Whether an image
+    is held out depends on its path in the folder alone (elsewhere on its number), not on a seed or on the other images,
+    but for one: each class keeps an image to train on.
     """
     text = os.fspath(name_or_path)
     if on_error not in ("raise", "skip"):
@@ -131,14 +132,7 @@ def _hold_out(text: str, split: str, root: Path | None, on_error: str, share: fl
     if split not in ("train", "test"):
         raise ValueError(f"split {split!r}: with a held-out share there are 'train' and 'test'.")
     whole = load(text, "train", root=root, on_error=on_error)
-    try:
-        load(text, "test", root=root, on_error=on_error)
-    except DataError:
-        raise
-    except (ValueError, FileNotFoundError):
-        chosen = _is_held_out(whole, share)
-    else:
-        raise ValueError(f"{text} has a test split of its own: no share of its training images needs to be held out.")
+    chosen = _is_held_out(whole, share)
     if not chosen.any():
         raise ValueError(f"held_out is {share:g}, which holds out none of the {len(whole):,} images of {text}.")
     return part(whole, np.flatnonzero(chosen if split == "test" else ~chosen))

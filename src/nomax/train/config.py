@@ -21,7 +21,7 @@ class LoopConfig:
 
     # How the work is done. A run may be continued with other values: the result is the same, but for rounding.
     MACHINE: ClassVar[frozenset[str]] = frozenset(
-        {"accumulate", "compile", "distribute", "device", "threads", "workers", "checkpoint_every", "keep"}
+        {"accumulate", "compile", "distribute", "device", "threads", "workers", "checkpoint_every", "keep", "diagnose"}
     )
     NOT_NEGATIVE: ClassVar[tuple[str, ...]] = (
         *("lr", "warmup", "weight_decay", "beta1", "beta2", "eps"),

@@ -54,6 +54,10 @@ class Task(Protocol[Batch]):
         """Yield this rank's part of the test data, once; as many batches (perhaps empty ones) on every rank."""
         ...
 
+    def observe(self, model: nn.Module, batch: Batch, step: int, folder: Path) -> None:
+        """Record whatever is worth knowing about this step's gradients, before they are clipped and used."""
+        ...
+
     def describe(self, step: int) -> dict[str, Any]:
         """Describe the data of this step's batch, as JSON, for the report when something went wrong with it."""
         ...
@@ -162,6 +166,8 @@ class Loop(Generic[Batch]):
             (measured["loss"] * (self.world.size / size)).backward()  # ranks average their gradients
             for name, value in measured.items():
                 sums[name] = sums.get(name, 0) + value.detach()
+        if self.world.leads:
+            self.task.observe(self.model, batch, self.step, self.folder)
         norm = float(optimiser.clip(self.model, self.config.clip))
         totals = self.world.sum(sums)
         if not (math.isfinite(totals["loss"]) and math.isfinite(norm)):

@@ -97,6 +97,9 @@ class TextTask:
         for _ in range(left):
             yield TextBatch(0, None if self.config.task == "language" else nothing, nothing, (), 0)
 
+    def observe(self, model: nn.Module, batch: TextBatch, step: int, folder: Path) -> None:
+        """Record nothing."""
+
     def describe(self, step: int) -> dict[str, Any]:
         """Name the examples that the batch of a step holds."""
         examples, order = self.stages[max(start for start in self.stages if start <= step)]

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 class VisionConfig(LoopConfig):
     """The training of a ViT: the model, its data, and all the numbers."""
 
-    NOT_NEGATIVE: ClassVar[tuple[str, ...]] = (*LoopConfig.NOT_NEGATIVE, "mixup", "test_images")
+    NOT_NEGATIVE: ClassVar[tuple[str, ...]] = (*LoopConfig.NOT_NEGATIVE, "mixup", "test_images", "diagnose")
 
     recipe: str = "base"
     model: ViTConfig = field(default_factory=ViTConfig)
     data: str = "fashion-mnist-small"
     held_out: float = 0.0
-    """Share of the training images that is held out as test split, such as 0.1, for data that have none. The names of
-    the files decide which, so `nomax evaluate RUN` looks at the same."""
+    """Share of the training images that is held out and evaluated on, such as 0.1: for data without a test split, or to
+    choose settings without looking at it. The files' names decide which, so `nomax evaluate RUN` sees the same."""
     loss: Literal["sigmoid", "softmax"] = "sigmoid"
     """Binary cross-entropy summed over the classes, or cross-entropy. (Nothing to do with φ.)"""
     mixup: float = 0.0
@@ -40,6 +40,9 @@ class VisionConfig(LoopConfig):
     """Images of the test split to evaluate on; 0 takes all of them."""
     on_error: Literal["raise", "skip"] = "raise"
     """Stop at a broken image, or count it and take another in its place."""
+    diagnose: int = 0
+    """Look into attention at about so many steps (row sums, zeros, gradients, learned scales), and write it to
+    diagnostics.jsonl; 0 does not. May change when a run goes on."""
     workers: int = 0
     """Processes that prepare images; 0 prepares them in the training process. May change when a run goes on."""
 

@@ -19,6 +19,7 @@ from nomax.data.order import Order
 from nomax.data.source import DataError, part
 from nomax.models import Preprocessing, ViT, ViTConfig
 from nomax.train import checkpoints, run_folder
+from nomax.train.vision import diagnostics
 from nomax.train.vision.config import VisionConfig
 
 if TYPE_CHECKING:  # they bring in all of torch.distributed, which load_run does without
@@ -58,6 +59,8 @@ class VisionTask:
     @classmethod
     def open(cls, config: VisionConfig, folder: Path, world: "World", images: Images | None = None) -> Self:
         """Start or go on with the run in a folder; `images`, if they are loaded already."""
+        if config.diagnose and config.distribute == "fsdp" and world.size > 1:
+            raise ValueError("diagnose looks into whole models: use --distribute ddp with it, or --diagnose 0.")
         train, test = images or load(config.data, config.on_error, config.held_out)
         run_folder.check(folder, config, classes=train.classes)
         if world.leads:
@@ -70,6 +73,7 @@ class VisionTask:
         torch.manual_seed(config.seed)  # every φ starts from the same weights
         self.model: nn.Module = ViT.from_config(config.model)
         block = SHARD_BLOCK if isinstance(getattr(train, "source", train), ShardSource) else 1
+        self.recorded = diagnostics.steps_to_record(config.steps, config.diagnose)
         self.order = Order(len(train), config.batch_size, config.seed, block=block)
 
     def batches(self, start: int, world: "World") -> Iterator[Batch]:
@@ -124,6 +128,11 @@ class VisionTask:
         for _ in range(left):
             images = torch.empty(0, config.model.channels, *config.model.image, device=world.device)
             yield Batch(0, images, torch.empty(0, dtype=torch.int64, device=world.device))
+
+    def observe(self, model: nn.Module, batch: Batch, step: int, folder: Path) -> None:
+        """Look into attention at the steps that config.diagnose asks for."""
+        if step in self.recorded:
+            diagnostics.write(folder, step, diagnostics.diagnose(model, batch.images))
 
     def describe(self, step: int) -> dict[str, Any]:
         """Name the images that the batch of a step holds."""
