@@ -1,10 +1,14 @@
-"""How large a study is: the data, the models, the number of steps. All numbers that trade time for certainty are here.
+"""How large a study of images is: the data, the models, the number of steps. What trades time for certainty is here.
 
-default   the bundled images and a reduced grid: minutes
-hour      one to two hours for a study on two cores
+default   the bundled images, few runs that learn: about five minutes on two cores
+day       models that have learned, and seeds enough to decide: hours, the largest questions first (--budget cuts it off)
+hour      smaller and shorter runs of all: one to two hours for a study on two cores
 smoke     seconds: shows only that it works
+
+A study may change a set-up for itself: see CHANGES in its module.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache
@@ -12,6 +16,7 @@ from typing import Any, Literal
 
 from nomax.data import Source
 from nomax.data import load as load_data
+from nomax.phi import Phi
 from nomax.study.engine.experiment import ImageExperiment
 from nomax.train.config import settle
 from nomax.train.vision.config import for_images, image_side
@@ -20,6 +25,25 @@ SEVEN = ("relu", "relu2", "gelu", "softplus", "identity", "relu6", "sigmoid")  #
 
 # Three patches for images of each size, and so three lengths of sequences, each about four times the one before.
 PATCHES = {16: (8, 4, 2), 28: (7, 4, 2), 32: (8, 4, 2), 224: (32, 16, 8)}
+
+
+HELD_OUT = 0.1  # of the training images, on which trials are judged: the test split chooses nothing
+TRIAL_SEED = 9  # of trials, which no verdict uses
+
+Powers = tuple[tuple[str, tuple[float, ...]], ...]  # every h with its α
+
+
+@dataclass(frozen=True)
+class Length:
+    """A sequence length of the studies over α: the patch that gives it, and what is trained there."""
+
+    patch: int
+    steps: int = 0
+    """0: as many as the set-up has."""
+    data: str = ""
+    """Empty: the set-up's."""
+    powers: Powers = ()
+    """Empty: every h of the set-up with every α."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +57,8 @@ class Setup:
     """Sizes for studies over sizes. Studies of one size take the first."""
     patches: tuple[int, ...] = (7, 4, 2)
     """Pixels on a side of a patch, the largest first: each gives a length of sequences."""
+    lengths: tuple[Length, ...] = ()
+    """The lengths of studies over α where they differ in more than the patch; none: one for each patch."""
     image_size: int = 28
     activations: tuple[str, ...] = SEVEN
     """The h that studies of all h compare."""
@@ -42,17 +68,22 @@ class Setup:
     batch_size: int = 16
     """Small: with as many images seen, more and smaller steps come further (see docs/decisions.md)."""
     lr: float = 2e-3
+    """Softmax's best, for every φ, as in the paper."""
+    own_rates: tuple[tuple[str, float], ...] = ()
+    """The φ whose best learning rate is another one: the study `rate` chose it on held-out images."""
+    rates: tuple[float, ...] = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
+    """The learning rates that the study `rate` tries."""
+    tried: tuple[str, ...] = ("softmax",)
+    """The φ that it tries them with."""
     warmup: int = 60
-    scaling_steps: int = 0
-    """Steps of the study over sizes, whose larger models need more of them to be the better ones; 0: as many."""
-    scaling_patches: tuple[int, ...] = ()
-    """Patches of that study; none: all."""
     gate_models: tuple[str, ...] = ()
     """Models of 224-pixel images whose gate is timed; none: the first of the set-up, with every patch."""
     precision: Literal["fp32", "bf16"] = "fp32"
     augment: bool = False
-    """Move and flip small images. Runs that see each image about once learn less from it, so they do without; images
+    """Move and flip small images. Runs that see each image a few times learn less from it, so they do without; images
     that have another size than image_size are resized."""
+    bar: float = 0.0
+    """The accuracy that softmax must reach before anything is judged: below it nothing has been learned yet."""
     probes: tuple[str, ...] = ()
     """Data sets of ten-shot probes, for studies that have them."""
     probe_images: int = 0
@@ -61,11 +92,30 @@ class Setup:
     """Labels whose accuracy is measured by itself, for studies that do: icons, imagenet1k or a file."""
     test_images: int = 0
     """Images of the test split that are looked at; 0: all."""
+    diagnose: int = 0
+    """Steps of each run at which attention is looked into."""
     device: str = "auto"
 
     def length(self, patch: int) -> int:
         """L, the number of patches of an image."""
         return (self.image_size // patch) ** 2
+
+    def every_length(self) -> tuple[Length, ...]:
+        """The lengths of studies over α."""
+        return self.lengths or tuple(map(Length, self.patches))
+
+    def phis(self, length: Length) -> list[str]:
+        """Every h with every α that is trained at a length."""
+        powers = length.powers or tuple((name, self.alphas) for name in self.activations)
+        return [str(Phi(name, alpha)) for name, alphas in powers for alpha in alphas]
+
+    def own_rate(self, phi: str) -> float:
+        """The learning rate that suits a φ best, as far as it was tried."""
+        return dict(self.own_rates).get(str(Phi.parse(phi)), self.lr)
+
+    def trial(self, phi: str, lr: float, length: Length) -> ImageExperiment:
+        """A run that helps to choose a learning rate: judged on held-out images, with a seed of its own."""
+        return self.run(phi, length=length, lr=lr, seed=TRIAL_SEED, held_out=HELD_OUT)
 
     def run(
         self,
@@ -73,30 +123,39 @@ class Setup:
         *,
         model: str | None = None,
         patch: int | None = None,
+        length: Length | None = None,
         seed: int = 0,
+        lr: float | None = None,
         qk_norm: bool = True,
         gate: Literal["silu", "sigmoid", "identity"] | None = None,
+        held_out: float = 0.0,
         measure: bool = False,
     ) -> ImageExperiment:
         """A run of this set-up, of its first model and patch if not told otherwise.
 
         measure: do the ten-shot probes and the label subset, too.
         """
-        variant = f"{model or self.models[0]}/{patch or self.patches[0]}"
-        images = source(self.data)
+        length = length or Length(patch or self.patches[0])
+        data = length.data or self.data
+        images = source(data)
+        image_size = self.image_size if data == self.data else image_side(images) or 224
         config = for_images(
             self.recipe,
             images,
-            data=self.data,
-            variant=variant,
+            data=data,
+            variant=f"{model or self.models[0]}/{length.patch}",
             phi=phi,
-            image_size=self.image_size,
+            image_size=image_size,
             qk_norm=qk_norm,
             gate=gate,
         )
-        numbers: dict[str, Any] = {
-            name: value for name in ("steps", "batch_size", "lr", "warmup") if (value := getattr(self, name))
+        wanted = {
+            "steps": length.steps or self.steps,
+            "batch_size": self.batch_size,
+            "lr": lr or self.lr,
+            "warmup": self.warmup,
         }
+        numbers: dict[str, Any] = {name: value for name, value in wanted.items() if value}
         config = replace(
             config,
             precision=self.precision,
@@ -105,19 +164,27 @@ class Setup:
             seed=seed,
             device=self.device,
             test_images=self.test_images,
+            held_out=held_out,
+            diagnose=self.diagnose,
             **numbers,
         )
         config = settle(config, lambda: len(images) / config.batch_size, numbers)
-        # One checkpoint in five parts of a run: an interruption costs little, and so do they.
-        often = min(1000, max(1, config.steps // 5))
+        # One checkpoint in five parts of a run, or more: an interruption costs little, and so do they.
+        often = min(500, max(1, config.steps // 5))
         config = replace(config, checkpoint_every=often)
         if self.recipe == "small" and not self.augment:
-            crop: Literal["none", "resize"] = "none" if image_side(images) == self.image_size else "resize"
+            crop: Literal["none", "resize"] = "none" if image_side(images) == image_size else "resize"
             config = replace(config, augment=replace(config.augment, crop=crop, flip=False))
         if not measure:
             return ImageExperiment(config)
         return ImageExperiment(config, self.probes, self.subset, self.probe_images if self.probes else 0)
 
+
+RELU_POWERS = (0.0, 0.5, 1.0, 1.5, 2.0)
+# All h with α to 1½, and relu, whose curve decides, to 2.
+ALL_POWERS: Powers = (("relu", RELU_POWERS), *((name, RELU_POWERS[:4]) for name in SEVEN if name != "relu"))
+SOME_POWERS: Powers = (("relu", RELU_POWERS), ("identity", (0.0, 1.0)), ("relu2", (0.0, 1.0)))
+RELU_ONLY: Powers = (("relu", (0.0, 0.5, 1.0)),)
 
 SETUPS = {
     setup.name: setup
@@ -136,9 +203,29 @@ SETUPS = {
             "hour",
             models=("pico", "mu", "nano"),
             probes=("digits",),
-            scaling_steps=2400,
-            scaling_patches=(14, 7, 4),
             gate_models=("S/32", "S/16", "S/8"),
+        ),
+        Setup(
+            "day",
+            data="fashion-mnist",
+            steps=3750,
+            batch_size=64,
+            warmup=200,
+            precision="bf16",
+            lengths=(
+                Length(4, powers=ALL_POWERS),
+                Length(7, powers=ALL_POWERS),
+                Length(2, steps=1875, powers=SOME_POWERS),
+                Length(4, data="cifar10", powers=RELU_ONLY),
+                Length(2, steps=1875, data="cifar10", powers=RELU_ONLY),
+                Length(1, steps=940, data="cifar10", powers=RELU_ONLY),
+            ),
+            bar=0.75,
+            rates=(1e-3, 2e-3, 4e-3, 8e-3),
+            tried=("softmax", "relu/L", "relu", "relu/L^0.5", "relu/L^2", "identity/L", "identity"),
+            probes=("digits", "mnist"),
+            gate_models=("S/32", "S/16", "S/8"),
+            diagnose=24,
         ),
         Setup(
             "smoke",
@@ -150,21 +237,23 @@ SETUPS = {
             steps=3,
             batch_size=8,
             warmup=1,
+            rates=(1e-3, 2e-3),
             test_images=40,
             probes=("digits",),
             probe_images=20,
+            diagnose=2,
         ),
     )
 }
 
 
-def named(name: str) -> Setup:
-    """A set-up by its name."""
+def named(name: str, changes: Mapping[str, Mapping[str, Any]] | None = None) -> Setup:
+    """A set-up by its name, with what a study changes of it."""
     if name not in SETUPS:
         nearest = get_close_matches(name, SETUPS, n=1)
         hint = f"; did you mean {nearest[0]}?" if nearest else "."
         raise ValueError(f"there is no set-up {name!r}{hint} There are {', '.join(SETUPS)}.")
-    return SETUPS[name]
+    return replace(SETUPS[name], **(changes or {}).get(name, {}))
 
 
 def adapted(setup: Setup, **given: Any) -> Setup:
@@ -193,10 +282,8 @@ def adapted(setup: Setup, **given: Any) -> Setup:
         given["patches"] = PATCHES[size]
     if "steps" in given and 0 < given["steps"] <= given.get("warmup", setup.warmup) and "warmup" not in given:
         given["warmup"] = max(1, given["steps"] // 5)
-    if "steps" in given:
-        given["scaling_steps"] = 0
-    if "patches" in given:
-        given["scaling_patches"] = ()
+    if {"patches", "data", "activations", "alphas", "steps", "recipe"} & given.keys():
+        given.setdefault("lengths", ())  # which were made for what has been changed
     return replace(setup, **given)
 
 

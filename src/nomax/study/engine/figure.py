@@ -53,12 +53,13 @@ class Figure:
             return figures.rendered(self.paint(), kind, self.title, self.alternative)
 
 
-def sheet(panels: int, height: float = 3.9, same_y: bool = True) -> tuple[Any, list[Any]]:
-    """A matplotlib figure with panels side by side."""
+def sheet(panels: int, height: float = 3.9, same_y: bool = True, rows: int = 1) -> tuple[Any, list[Any]]:
+    """Make a matplotlib figure with panels side by side, in one row or several; returns it and its axes in order."""
     from matplotlib.figure import Figure as Sheet
 
     figure = Sheet(figsize=(WIDTH, height), layout="constrained")
-    axes = list(figure.subplots(1, max(panels, 1), sharey=same_y, squeeze=False)[0])
+    grid = figure.subplots(rows, max(panels, 1), sharey="row" if same_y else False, squeeze=False)
+    axes = list(grid.flat)
     for axis in axes:
         axis.grid(axis="y")
         axis.set_axisbelow(True)

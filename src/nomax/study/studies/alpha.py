@@ -11,30 +11,32 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from nomax.phi import ACTIVATIONS, SOFTMAX
-from nomax.study.engine.experiment import Experiment
+from nomax.phi import ACTIVATIONS, SOFTMAX, Phi
+from nomax.study.engine.experiment import Experiment, ImageExperiment
 from nomax.study.engine.figure import Figure
-from nomax.study.engine.result import ImageResult, Result, trained, where
+from nomax.study.engine.result import ImageResult, Result, tested, trained, where
 from nomax.study.engine.statistics import (
     Interval,
     accuracy,
+    comparison,
     contrast,
     lengths,
     over_settings,
     paired,
     pooled,
     repeated,
-    seeds,
     values,
 )
-from nomax.study.engine.verdict import MARGIN, Verdict, above, basis, percent, plain, points, scale, settled, worst
+from nomax.study.engine.verdict import MARGIN, Verdict, above, agree, basis, percent, points, worst
 from nomax.study.setup import Setup
 from nomax.study.studies import alpha_sweep, initial
+from nomax.study.studies.alpha_sweep import Ground
 from nomax.train.console import Stop
 
 TITLE = "Which power of the sequence length?"
 CLAIMS = ("W-alpha", "W-h", "W-degrade", "W-identity", "W-init")
 
+QUESTION = (SOFTMAX, "relu/L", "relu")  # does relu with its 1/L match softmax, and does it need it?
 # These two are the same function below 6, which scores of normalised queries and keys hardly reach: one cannot win
 # against the other.
 TWINS = {"relu": "relu6", "relu6": "relu"}
@@ -43,13 +45,27 @@ TWINS = {"relu": "relu6", "relu6": "relu"}
 def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
     """Every h with every α, and softmax, at every length; and the weights of untrained models.
 
-    One seed after the other: a budget cuts off whole seeds.
+    Every φ has softmax's learning rate, as in the paper, and its own best one beside it. The largest questions come
+    first, and of each all seeds one after the other: a budget cuts off the least.
     """
-    phis = [alpha_sweep.phi(activation, alpha) for activation in setup.activations for alpha in setup.alphas]
-    models: list[Experiment] = [
-        setup.run(phi, patch=patch, seed=seed) for seed in seeds for patch in setup.patches for phi in [SOFTMAX, *phis]
+    models = [
+        setup.run(phi, length=length, seed=seed, lr=rate)
+        for seed in seeds
+        for length in setup.every_length()
+        for phi in [SOFTMAX, *setup.phis(length)]
+        for rate in dict.fromkeys([setup.lr, setup.own_rate(phi)])
     ]
-    return [*models, *initial.measurements(setup)]
+    return [*initial.measurements(setup), *sorted(models, key=lambda run: _rank(run, setup))]
+
+
+def _rank(run: ImageExperiment, setup: Setup) -> int:
+    """Return how much hangs on a run: 0 is the most."""
+    phi = Phi.parse(run.config.model.phi)
+    if str(phi) in QUESTION:
+        rank = 0
+    else:
+        rank = 1 if phi.activation in ("relu", "identity") else 2
+    return rank + (run.config.data != setup.data) + (run.config.lr != setup.lr)
 
 
 def earlier_measurements(setup: Setup, numbers: Mapping[str, Mapping[str, Any]]) -> list[Result]:
@@ -72,14 +88,13 @@ def figures(rows: Sequence[Result], setup: Setup) -> list[Figure]:
 
 
 def verdicts(rows: Sequence[Result], setup: Setup) -> list[Verdict]:
-    """Judge the five claims."""
-    swept = [row for row in trained(rows) if row.activation != SOFTMAX]
-    at_one = where(swept, alpha=1.0)
+    """Judge the five claims, at the lengths where softmax has learned."""
+    ground = alpha_sweep.ground(tested(rows), setup)
     return [
-        _best_alpha(swept, setup),
-        _no_winner(at_one, setup),
-        _degrades(swept, setup),
-        _identity(at_one, setup),
+        _best_alpha(ground),
+        _no_winner(ground),
+        _degrades(ground),
+        _identity(ground),
         initial.verdict(initial.collect(rows), setup),
     ]
 
@@ -91,28 +106,27 @@ def _lines(rows: Sequence[ImageResult]) -> list[alpha_sweep.Line]:
     return [alpha_sweep.Line(name, name) for name in order]
 
 
-def _best_alpha(rows: Sequence[ImageResult], setup: Setup) -> Verdict:
+def _best_alpha(ground: Ground) -> Verdict:
     """The best α close to 1 against the best further away, over all pairs of h and L."""
+    rows = ground.same
     lines = {(line.activation, tokens): line.of(rows, tokens) for line in _lines(rows) for tokens in lengths(rows)}
     cells = {pair: leads for pair, here in lines.items() if (leads := alpha_sweep.lead_of_near(here, accuracy))}
     best = {
         pair: place for pair, here in lines.items() if (place := alpha_sweep.best_alpha(here, accuracy)) is not None
     }
     if not cells:
-        sentence = "No two seeds have all α of an h and a length, some close to 1 and some not: nothing to judge."
-        return Verdict("W-alpha", "undecided", sentence, scale(rows, setup), seeds(rows), {})
+        return ground.nothing("W-alpha", "No two seeds have all α of an h and a length, some close to 1 and some not")
     lead = over_settings(cells)
     near = sum(abs(place.place - 1) <= alpha_sweep.NEAR for place in best.values())
     listed = "; ".join(
-        f"{name} {', '.join(f'{best[pair].place:g}' for pair in best if pair[0] == name)}"
+        f"{name} {', '.join(f'{best[pair].place:g} at L = {pair[1]}' for pair in best if pair[0] == name)}"
         for name in dict.fromkeys(name for name, _ in best)
     )
     sentence = (
         f"The best α within {alpha_sweep.NEAR:g} of 1 minus the best further away, both as the other seeds choose "
         f"them: {points(lead)} ({basis(rows, cells)}; the interval is over the settings). "
         f"The highest mean lies within {alpha_sweep.NEAR:g} of 1 in {near} of {len(best)} pairs of h and L "
-        f"(a random choice from the grid: {alpha_sweep.near_by_chance(rows):.0%}). "
-        f"Best α for L = {', '.join(map(str, lengths(rows)))}: {listed}. "
+        f"(a random choice from the grid: {alpha_sweep.near_by_chance(rows):.0%}). Best α: {listed}. "
         "Reproduced if the interval is above 0, contradicted if below."
     )
     numbers = {
@@ -120,24 +134,24 @@ def _best_alpha(rows: Sequence[ImageResult], setup: Setup) -> Verdict:
         "pairs whose best is near": [near, len(best)],
         "by chance": alpha_sweep.near_by_chance(rows),
         "lead by pair": {f"{h}, L = {tokens}": contrast([entries]) for (h, tokens), entries in cells.items()},
-        "best": {f"{h}, L = {tokens}": [found.place, found.low, found.high] for (h, tokens), found in best.items()},
+        "best": {f"{h}, L = {tokens}": [place.place, place.low, place.high] for (h, tokens), place in best.items()},
     }
-    outcome = settled(above(lead, 0), rows)
-    return Verdict("W-alpha", outcome, sentence, scale(rows, setup), seeds(rows), plain(numbers))
+    noise = comparison(cells, [0.0], margin=MARGIN, over="settings")
+    return ground.settle("W-alpha", above(lead, 0), sentence, numbers, {"the lead": noise})
 
 
-def _no_winner(rows: Sequence[ImageResult], setup: Setup) -> Verdict:
+def _no_winner(ground: Ground) -> Verdict:
     """The best h against the next that is not its twin, chosen after the fact, which makes the lead look larger."""
+    rows = where(ground.same, alpha=1.0)
     by_h = {
         name: values(where(rows, activation=name), lambda row: row.tokens, accuracy)
         for name in dict.fromkeys(row.activation for row in rows)
     }
-    shared = set.intersection(*(set(found) for found in by_h.values())) if by_h else set()
-    by_h = {name: {key: found[key] for key in found if key in shared} for name, found in by_h.items()}
+    shared = alpha_sweep.shared_by_most(by_h)
+    by_h = {name: {key: scores[key] for key in shared} for name, scores in by_h.items() if shared <= scores.keys()}
     if len({min(name, TWINS.get(name, name)) for name in by_h}) < 2 or not shared:
-        sentence = "No seed and length has two h at α = 1 yet: nothing to judge."
-        return Verdict("W-h", "undecided", sentence, scale(rows, setup), seeds(rows), {})
-    means = {name: fmean(found.values()) for name, found in by_h.items()}
+        return ground.nothing("W-h", "No seed and length has two h at α = 1 yet")
+    means = {name: fmean(scores.values()) for name, scores in by_h.items()}
     ranked = sorted(means, key=lambda name: -means[name])
     first = ranked[0]
     second = next(name for name in ranked[1:] if name != TWINS.get(first))
@@ -153,64 +167,90 @@ def _no_winner(rows: Sequence[ImageResult], setup: Setup) -> Verdict:
         "contradicted if above."
     )
     # The question turned round: the lead is to be below the margin.
-    outcome = settled(above(Interval(-lead.mean, -lead.high, -lead.low), -MARGIN), rows)
+    outcome = above(Interval(-lead.mean, -lead.high, -lead.low), -MARGIN)
     numbers = {"lead": lead, "accuracy": {name: means[name] for name in ranked}, "to the median": behind}
-    return Verdict("W-h", outcome, sentence, scale(rows, setup), seeds(rows), plain(numbers))
+    return ground.settle("W-h", outcome, sentence, numbers, {"the lead": comparison(cells, [MARGIN], margin=MARGIN)})
 
 
-def _degrades(rows: Sequence[ImageResult], setup: Setup) -> Verdict:
+def _degrades(ground: Ground) -> Verdict:
     """Judge what α = 1 gains over α = 0, and how much more it gains at the longest length than at the shortest."""
+    cells, own = (repeated(_gains(rows)) for rows in (ground.same, ground.own))
+    if not cells:
+        return ground.nothing("W-degrade", "No seed has both α = 0 and α = 1 yet")
+    drop, own_drop = pooled(cells), pooled(own)
+    ends = sorted({tokens for _, tokens in cells})
+    by_length = {tokens: pooled({cell: cells[cell] for cell in cells if cell[1] == tokens}) for tokens in ends}
+    relu = {tokens: contrast([cells["relu", tokens]]) for tokens in ends if ("relu", tokens) in cells}
+    growth, weights, chosen = growth_with_length(cells, {row.tokens: row.data for row in ground.same})
+    listed = "; ".join(f"L = {tokens}: {points(gain)}" for tokens, gain in by_length.items())
+    more = f"from the shortest to the longest it grows by {points(growth)}" if chosen else "only one length"
+    sentence = (
+        f"α = 1 minus α = 0, over all h and L: {points(drop)} ({basis(ground.same, cells)}); {more}. {listed}. "
+        f"{ground.beside(own_drop)}Reproduced if both intervals are above 0, contradicted if one is below."
+    )
+    numbers = {"drop": drop, "with its own rate": own_drop, "growth": growth, "by length": by_length, "relu": relu}
+    outcome = worst([above(drop, 0), above(growth, 0)])
+    comparisons = {
+        "the gain": comparison(cells, [0.0], margin=MARGIN),
+        "its growth": comparison(chosen, [0.0], margin=MARGIN, weights=weights) if chosen else None,
+    }
+    premise = agree({"softmax's rate for all": drop, "each φ's own rate": own_drop})
+    return ground.settle("W-degrade", outcome, sentence, numbers, comparisons, [premise])
+
+
+def _gains(rows: Sequence[ImageResult]) -> dict[tuple[str, int], list[float]]:
+    """α = 1 minus α = 0, by h and length."""
     scaled, unscaled = (
         values(where(rows, alpha=alpha), lambda row: (row.activation, row.tokens), accuracy) for alpha in (1.0, 0.0)
     )
-    cells = repeated(paired(scaled, unscaled))
-    used = where(rows, alpha=1.0) + where(rows, alpha=0.0)
-    if not cells:
-        sentence = "No seed has both α = 0 and α = 1 yet: nothing to judge."
-        return Verdict("W-degrade", "undecided", sentence, scale(rows, setup), seeds(rows), {})
-    drop = pooled(cells)
-    ends = sorted({tokens for _, tokens in cells})
-    by_length = {tokens: pooled({cell: cells[cell] for cell in cells if cell[1] == tokens}) for tokens in ends}
-    growth = growth_with_length(cells)
-    listed = "; ".join(f"L = {tokens}: {points(found)}" for tokens, found in by_length.items())
-    more = f"from the shortest to the longest it grows by {points(growth)}" if len(ends) > 1 else "only one length"
-    sentence = (
-        f"α = 1 minus α = 0, over all h and L: {points(drop)} ({basis(used, cells)}); {more}. {listed}. "
-        "Reproduced if both intervals are above 0, contradicted if one is below."
-    )
-    numbers = {"drop": drop, "growth": growth, "by length": by_length}
-    outcome = settled(worst([above(drop, 0), above(growth, 0)]), used)
-    return Verdict("W-degrade", outcome, sentence, scale(rows, setup), seeds(rows), plain(numbers))
+    return paired(scaled, unscaled)
 
 
-def growth_with_length(cells: Mapping[tuple[str, int], Sequence[float]]) -> Interval:
-    """The mean of the h that have both, at the longest length minus at the shortest."""
-    ends = sorted({tokens for _, tokens in cells})
-    names = [name for name, tokens in cells if tokens == ends[0] and (name, ends[-1]) in cells]
-    if len(ends) < 2 or not names:
-        return Interval(float("nan"), float("nan"), float("nan"), lacking="lengths of one h")
-    chosen = [cells[name, tokens] for tokens in (ends[-1], ends[0]) for name in names]
-    return contrast(chosen, [1 / len(names)] * len(names) + [-1 / len(names)] * len(names))
+def growth_with_length(
+    cells: Mapping[tuple[str, int], Sequence[float]], data: Mapping[int, str]
+) -> tuple[Interval, list[float], dict[tuple[str, int], Sequence[float]]]:
+    """The gains at the longest length of each data set minus those at its shortest, of the h that have both.
+
+    Returns the mean with its interval, and the weights and cells that it is made of.
+    """
+    chosen: dict[tuple[str, int], Sequence[float]] = {}
+    signs: list[float] = []
+    for name in dict.fromkeys(data.values()):
+        ends = sorted({tokens for _, tokens in cells if data[tokens] == name})
+        both = [h for h, tokens in cells if len(ends) > 1 and tokens == ends[0] and (h, ends[-1]) in cells]
+        for h in both:
+            chosen |= {(h, ends[-1]): cells[h, ends[-1]], (h, ends[0]): cells[h, ends[0]]}
+            signs += [1 / len(both), -1 / len(both)]
+    if not chosen:
+        return Interval(float("nan"), float("nan"), float("nan"), lacking="lengths of one h"), [], {}
+    sets = sum(sign for sign in signs if sign > 0)  # each data set counts as much as another
+    weights = [sign / sets for sign in signs]
+    return contrast(list(chosen.values()), weights), weights, chosen
 
 
-def _identity(rows: Sequence[ImageResult], setup: Setup) -> Verdict:
+def _identity(ground: Ground) -> Verdict:
     """relu against identity at α = 1."""
-    relu, identity = (
-        values(where(rows, activation=name), lambda row: row.tokens, accuracy) for name in ("relu", "identity")
-    )
-    cells = paired(relu, identity)
-    used = where(rows, activation="relu") + where(rows, activation="identity")
+    cells, own = (_nonlinearity(rows) for rows in (ground.same, ground.own))
     if not cells:
-        sentence = "No seed has both relu and identity at α = 1 yet: nothing to judge."
-        return Verdict("W-identity", "undecided", sentence, scale(used, setup), seeds(used), {})
-    gain = pooled(cells)
-    listed = "; ".join(f"L = {tokens}: {points(contrast([cells[tokens]]))}" for tokens in sorted(cells))
+        return ground.nothing("W-identity", "No seed has both relu and identity at α = 1 yet")
+    gain, own_gain = pooled(cells), pooled(own)
+    by_length = {tokens: contrast([entries]) for tokens, entries in sorted(cells.items())}
+    listed = "; ".join(f"L = {tokens}: {points(found)}" for tokens, found in by_length.items())
+    used = [row for row in where(ground.same, alpha=1.0) if row.activation in ("relu", "identity")]
     sentence = (
         f"relu minus identity at α = 1: {points(gain)} ({basis(used, cells)}). {listed}. "
-        "Reproduced if the interval is above 0, contradicted if below."
+        f"{ground.beside(own_gain)}Reproduced if the interval is above 0, contradicted if below."
     )
-    by_length = {tokens: contrast([entries]) for tokens, entries in cells.items()}
-    numbers = {"gain": gain, "by length": by_length}
-    return Verdict(
-        "W-identity", settled(above(gain, 0), used), sentence, scale(used, setup), seeds(used), plain(numbers)
+    numbers = {"gain": gain, "with its own rate": own_gain, "by length": by_length}
+    noise = {"the gain": comparison(cells, [0.0], margin=MARGIN)}
+    premise = agree({"softmax's rate for all": gain, "each φ's own rate": own_gain})
+    return ground.settle("W-identity", above(gain, 0), sentence, numbers, noise, [premise])
+
+
+def _nonlinearity(rows: Sequence[ImageResult]) -> dict[int, list[float]]:
+    """relu minus identity at α = 1, by length."""
+    relu, identity = (
+        values(where(rows, activation=name, alpha=1.0), lambda row: row.tokens, accuracy)
+        for name in ("relu", "identity")
     )
+    return paired(relu, identity)

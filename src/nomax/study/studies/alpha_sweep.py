@@ -1,5 +1,6 @@
 """Shared by the sweeps over α: one panel per length, one line per kind of model, and their table."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -8,14 +9,45 @@ from typing import Any
 from nomax import _colours
 from nomax._colours import INK, PAPER
 from nomax.phi import SOFTMAX, Phi
+from nomax.study.claims import ACCURACY_BARS
 from nomax.study.engine.experiment import Experiment
 from nomax.study.engine.figure import MARKERS, Figure, Table, legend, nothing_yet, percent_axis, sheet
 from nomax.study.engine.result import AnyResult, ImageResult, where
-from nomax.study.engine.statistics import Best, accuracy, best, chosen_elsewhere, lengths, seeds
-from nomax.study.engine.verdict import CHANCE_NOTE, percent
-from nomax.study.setup import Setup
+from nomax.study.engine.statistics import (
+    Best,
+    Comparison,
+    Interval,
+    accuracy,
+    best,
+    chosen_elsewhere,
+    lengths,
+    seeds,
+)
+from nomax.study.engine.verdict import (
+    CHANCE_NOTE,
+    Outcome,
+    Premise,
+    Verdict,
+    learned,
+    percent,
+    plain,
+    points,
+    scale,
+    settle,
+)
+from nomax.study.setup import Length, Setup
 
 PAIRED = ("relu", "relu2")  # the h of the paper's Figs. 3 and 4
+# Their studies ask what something else changes, so the two α that differ the most, and three lengths, are enough.
+PAIRED_LENGTHS = {
+    "day": {
+        "lengths": tuple(
+            Length(patch, steps, powers=tuple((name, (1.0, 0.0)) for name in PAIRED))
+            for patch, steps in ((4, 0), (7, 0), (2, 1875))
+        )
+    }
+}
+MAIN = "relu"  # the h that the paper settles on, drawn the strongest
 NEAR = 0.5  # "close to 1": at most half way to α = 0 or 2, the ends of the paper's axis
 REACH = 3  # how many times as far down from the median the y axis may go as it goes up
 
@@ -52,6 +84,84 @@ class Point:
         return fmean(self.entries)
 
 
+@dataclass(frozen=True)
+class Ground:
+    """What claims over α are judged on: the runs of the lengths at which softmax has learned."""
+
+    setup: Setup
+    same: list[ImageResult]
+    """Every φ with softmax's learning rate, as in the paper."""
+    own: list[ImageResult]
+    """Every φ with its own best one, where it was tried."""
+    premises: list[Premise]
+    left_out: str
+
+    def beside(self, own: Interval) -> str:
+        """Return a number with each φ's own learning rate, as a sentence; empty if all have the same."""
+        return f"With each φ's own best learning rate: {points(own)}. " if self.setup.own_rates else ""
+
+    def nothing(self, claim: str, reason: str) -> Verdict:
+        """Return that a claim cannot be judged yet."""
+        return self.settle(claim, "undecided", f"{reason}: nothing to judge.", {})
+
+    def settle(
+        self,
+        claim: str,
+        outcome: Outcome,
+        sentence: str,
+        numbers: Mapping[str, Any],
+        comparisons: Mapping[str, Comparison | None] | None = None,
+        premises: Sequence[Premise] = (),
+    ) -> Verdict:
+        """Return the verdict, if its premises hold."""
+        return settle(
+            claim,
+            outcome,
+            f"{sentence}{self.left_out}",
+            rows=self.same,
+            scale=scale(self.same, self.setup),
+            numbers=plain(numbers),
+            premises=[*self.premises, *premises],
+            comparisons=comparisons,
+        )
+
+
+def ground(rows: Sequence[ImageResult], setup: Setup) -> Ground:
+    """Return the runs to judge by: those of the lengths at which softmax reaches the bar of its data."""
+    same = [row for row in rows if row.lr == setup.lr]
+    softmax = where(same, activation=SOFTMAX, qk_norm=True, gate=None)
+    premises = {
+        tokens: learned(here, accuracy, bar(here[0].data), lambda row: row.tokens, say_cell=_say_length)
+        for tokens in lengths(softmax)
+        if (here := where(softmax, tokens=tokens))
+    }
+    kept = [tokens for tokens, premise in premises.items() if premise.holds]
+    short = "; ".join(premise.sentence for premise in premises.values() if not premise.holds)
+    if not kept:
+        whole = list(premises.values()) or [learned([], accuracy, 0.0, lambda row: row.tokens)]
+        return Ground(setup, same, same, whole, "")
+    own = [row for row in rows if row.lr == setup.own_rate(row.phi)]
+    in_kept = [[row for row in some if row.tokens in kept] for some in (same, own)]
+    left_out = f" Lengths that are left out: {short}." if short else ""
+    return Ground(setup, *in_kept, [premises[tokens] for tokens in kept], left_out)
+
+
+def bar(data: str) -> float:
+    """The accuracy that softmax must reach on these data before anything is judged."""
+    return ACCURACY_BARS.get(data, 0.5)
+
+
+def _say_length(tokens: int) -> str:
+    return f"L = {tokens}"
+
+
+def shared_by_most(by_name: Mapping[str, Mapping[tuple[int, int], float]]) -> set[tuple[int, int]]:
+    """The places (length and seed) at which to compare all names: those that the most of them have."""
+    counts = Counter(place for scores in by_name.values() for place in scores)
+    most = max(counts.values(), default=0)
+    return {place for place, count in counts.items() if count == most}
+
+
 def phi(activation: str, alpha: float) -> str:
     """L^-α · h in our notation."""
     return str(Phi(activation, alpha))
@@ -65,13 +175,13 @@ def pairs(setup: Setup, seeds: Sequence[int], choices: Sequence[Mapping[str, Any
     return [
         run
         for seed in seeds
-        for patch in setup.patches
+        for length in setup.every_length()
         for run in (
-            setup.run(SOFTMAX, patch=patch, seed=seed),
+            setup.run(SOFTMAX, length=length, seed=seed),
             *(
-                setup.run(phi(name, alpha), patch=patch, seed=seed, **choice)
-                for name in PAIRED
-                for alpha in setup.alphas
+                setup.run(name, length=length, seed=seed, **choice)
+                for name in setup.phis(length)
+                if Phi.parse(name).activation in PAIRED
                 for choice in choices
             ),
         )
@@ -191,31 +301,51 @@ def _ends(points: Sequence[Point]) -> str:
 def _paint(rows: Sequence[ImageResult], lines: Sequence[Line]) -> Any:
     from matplotlib.lines import Line2D
 
-    panels, points = lengths(rows), _points(rows, lines)
+    sets = {name: lengths(where(rows, data=name)) for name in dict.fromkeys(row.data for row in _by_length(rows))}
+    across = max(map(len, sets.values()), default=1)
+    height = 3.1 * max(len(sets), 1) + 0.9
+    picture, axes = sheet(across, height=height, rows=max(len(sets), 1))
+    if not sets:
+        nothing_yet(axes[0])
+    for place, (name, panels) in enumerate(sets.items()):
+        in_row = axes[place * across : (place + 1) * across]
+        _paint_set(in_row, where(rows, data=name), lines, panels, name if len(sets) > 1 else "")
+        for axis in in_row[len(panels) :]:
+            axis.set_axis_off()
+    drawn = [line for line in lines if any(line.of(rows, tokens) for tokens in lengths(rows))]
+    handles = [Line2D([], [], label=line.label, **_look(line)) for line in drawn]
+    if where(rows, activation=SOFTMAX):
+        handles.append(Line2D([], [], color=_colours.of(SOFTMAX).light, lw=1.6, ls=(0, (5, 3)), label="softmax"))
+    if any(row.status == "diverged" for row in rows):
+        handles.append(Line2D([], [], ls="", marker="x", ms=8, mew=2, color=INK.light, label="diverged"))
+    if handles:
+        legend(picture, handles)
+    return picture
+
+
+def _by_length(rows: Sequence[ImageResult]) -> list[ImageResult]:
+    return sorted(rows, key=lambda row: row.tokens)
+
+
+def _paint_set(
+    axes: Sequence[Any], rows: Sequence[ImageResult], lines: Sequence[Line], panels: Sequence[int], name: str
+) -> None:
+    """One row of panels: a data set, from its shortest sequences to its longest."""
+    points = _points(rows, lines)
     edge = floor(points) if points else 0.0
-    sheet_, axes = sheet(len(panels), height=4.1 + 0.22 * (len(lines) > 4))
     for axis, tokens in zip(axes, panels, strict=False):
         for line in lines:
             _draw(axis, curve(line.of(rows, tokens)), line, edge)
         for point in curve(Line(SOFTMAX, SOFTMAX).of(rows, tokens)):
-            axis.axhline(point.mean, color=_colours.of(SOFTMAX).light, lw=1.3, ls=(0, (5, 3)), zorder=2.5)
-        axis.set_title(f"L = {tokens}")
+            colour = _colours.of(SOFTMAX).light
+            axis.axhspan(min(point.entries), max(point.entries), color=colour, alpha=0.13, lw=0)
+            axis.axhline(point.mean, color=colour, lw=1.6, ls=(0, (5, 3)), zorder=2.5)
+        axis.set_title(f"{name}, L = {tokens:,}".removeprefix(", "))
         axis.set_xlabel("exponent α")
-    if not panels:
-        nothing_yet(axes[0])
-    elif points and lowest(points) < edge:
+    if points and lowest(points) < edge:
         axes[0].set_ylim(bottom=edge - 0.04 * (axes[0].get_ylim()[1] - edge))
     percent_axis(axes[0])
     axes[0].set_ylabel("accuracy")
-    drawn = [line for line in lines if any(line.of(rows, tokens) for tokens in panels)]
-    handles = [Line2D([], [], label=line.label, **_look(line)) for line in drawn]
-    if where(rows, activation=SOFTMAX):
-        handles.append(Line2D([], [], color=_colours.of(SOFTMAX).light, lw=1.3, ls=(0, (5, 3)), label="softmax"))
-    if any(row.status == "diverged" for row in rows):
-        handles.append(Line2D([], [], ls="", marker="x", ms=8, mew=2, color=INK.light, label="diverged"))
-    if handles:
-        legend(sheet_, handles)
-    return sheet_
 
 
 def _draw(axis: Any, points: Sequence[Point], line: Line, edge: float) -> None:
@@ -223,8 +353,9 @@ def _draw(axis: Any, points: Sequence[Point], line: Line, edge: float) -> None:
         return
     alphas, look = [point.alpha for point in points], _look(line)
     lowest, highest = [min(point.entries) for point in points], [max(point.entries) for point in points]
-    axis.fill_between(alphas, lowest, highest, color=look["color"], alpha=0.13, lw=0)
-    axis.plot(alphas, [max(point.mean, edge) for point in points], zorder=3, **look)
+    if line.activation == MAIN:  # bands of all lines would cover each other
+        axis.fill_between(alphas, lowest, highest, color=look["color"], alpha=0.16, lw=0)
+    axis.plot(alphas, [max(point.mean, edge) for point in points], zorder=4 if line.activation == MAIN else 3, **look)
     for point in points:
         if point.lost:
             axis.plot(point.alpha, max(point.mean, edge), "x", ms=9, mew=2, color=look["color"], zorder=4)
@@ -233,11 +364,12 @@ def _draw(axis: Any, points: Sequence[Point], line: Line, edge: float) -> None:
 
 def _look(line: Line) -> dict[str, Any]:
     colour = _colours.of(line.activation).light
+    main = line.activation == MAIN
     return {
         "color": colour,
         "marker": MARKERS.get(line.activation, "*"),
-        "ms": 5.5,
-        "lw": 1.7,
+        "ms": 6 if main else 4,
+        "lw": 2.4 if main else 1.1,
         "ls": (0, (2, 1.4)) if line.broken else "-",
         "mfc": PAPER.light if line.broken else colour,
     }

@@ -30,6 +30,7 @@ from nomax.study.setup import Setup
 from nomax.study.studies import alpha_sweep
 from nomax.train.console import Stop
 
+CHANGES = alpha_sweep.PAIRED_LENGTHS
 TITLE = "Does a gate remove the need for length scaling?"
 CLAIMS = ("W-gate", "W-gatecost")
 

@@ -17,6 +17,7 @@ from nomax.study.engine.verdict import MARGIN, Outcome, Verdict, basis, plain, p
 from nomax.study.setup import Setup
 from nomax.study.studies import alpha_sweep
 
+CHANGES = alpha_sweep.PAIRED_LENGTHS
 TITLE = "Does qk-layernorm matter?"
 CLAIMS = ("W-qknorm",)
 

@@ -1,103 +1,96 @@
-"""Which learning rate? softmax over learning rates, once: every study then uses the best one for every φ.
+"""Which learning rate suits which φ? Trials on held-out images, the same number for each φ.
 
-    nomax study rate --setup hour --patches 7 4     minutes on two cores
+    nomax study rate --setup day     about an hour on two cores
 
-This is how the rate of the set-ups was chosen. It is softmax's rate, as it was the paper's, so that nothing is tuned in
-favour of another φ. It judges no claim. What came out: results/rate/rate.svg.
+Every φ is trained with every rate and judged on a tenth of the training images, which it is not trained on: the test
+split chooses nothing. The other studies train every φ with softmax's best rate, as the paper did, and beside it with
+its own best. It judges no claim. What came out: results/rate/rate.svg.
 """
 
-from collections.abc import Sequence
-from statistics import fmean
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nomax import _colours
 from nomax.phi import SOFTMAX
 from nomax.study.engine.experiment import Experiment
 from nomax.study.engine.figure import Figure, Table, legend, nothing_yet, percent_axis, sheet
-from nomax.study.engine.result import ImageResult, where
-from nomax.study.engine.statistics import accuracy, lengths, seeds
-from nomax.study.engine.verdict import CHANCE_NOTE, Verdict, percent
-from nomax.study.setup import Setup, adapted
+from nomax.study.engine.result import ImageResult
+from nomax.study.engine.statistics import accuracy
+from nomax.study.engine.verdict import Verdict, percent
+from nomax.study.setup import HELD_OUT, Setup
 
-TITLE = "Which learning rate suits softmax?"
+TITLE = "Which learning rate suits which φ?"
 CLAIMS: tuple[str, ...] = ()
 
-RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
-MARKERS = "osD^v"
-DASHES = ("-", "--", "-.", ":")  # all lines are softmax's, and have its colour
+MARKERS = "osD^vP*X<>"
+DASHES = ("-", (0, (4, 2)), (0, (1, 1)), (0, (4, 1, 1, 1)), (0, (6, 1)))
 
 
 def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
-    """Softmax with every rate at every length."""
-    return [
-        adapted(setup, lr=rate).run(SOFTMAX, patch=patch, seed=seed)
-        for seed in seeds
-        for patch in setup.patches
-        for rate in RATES
-    ]
+    """Every φ that is tried with every rate, at the first length. Trials have one seed of their own."""
+    length = setup.every_length()[0]
+    return [setup.trial(phi, rate, length) for rate in setup.rates for phi in setup.tried]
 
 
 def figures(rows: Sequence[ImageResult], setup: Setup) -> list[Figure]:
-    """Accuracy over the learning rate, a line for each length."""
-    means = {(row.tokens, row.lr): _mean(where(rows, tokens=row.tokens, lr=row.lr)) for row in rows}
-    best = {
-        tokens: max((rate for length, rate in means if length == tokens), key=lambda rate: means[tokens, rate])
-        for tokens in lengths(rows)
-    }
-    said = "; ".join(f"L = {tokens}: best at {rate:g}, {percent(means[tokens, rate])}" for tokens, rate in best.items())
+    """Accuracy on held-out images over the learning rate, a line for each φ."""
+    tried = trials(rows)
+    best = best_rates(tried)
+    said = "; ".join(f"{phi} {rate:g} ({percent(tried[phi][rate])})" for phi, rate in best.items())
+    said = f"Best: {said}." if said else "No trial has finished."
     caption = (
-        f"Softmax, trained with each learning rate. {said or 'No finished run'}. The set-up in use has {setup.lr:g}. "
-        f"Means over {len(seeds(rows))} seeds, bands from the lowest to the highest. {CHANCE_NOTE}"
+        f"Accuracy on the {HELD_OUT:.0%} of the training images that were held out, one run for each φ and rate. {said} "
+        "A run that diverged counts as chance."
     )
     table = Table(
-        ("L", "learning rate", "accuracy", "seeds"),
-        tuple(
-            (tokens, rate, round(mean, 4), len(where(rows, tokens=tokens, lr=rate)))
-            for (tokens, rate), mean in sorted(means.items())
-        ),
+        ("φ", "learning rate", "accuracy on held-out images"),
+        tuple((phi, rate, round(value, 4)) for phi, values in tried.items() for rate, value in values.items()),
     )
-    words = (
-        f"Accuracy of softmax over learning rates from {min(RATES):g} to {max(RATES):g}. {said or 'No finished run'}."
-    )
-    return [Figure("rate", TITLE, caption, words, table, lambda: _paint(rows))]
+    words = f"Accuracy on held-out images over learning rates, a line for each φ. {said}"
+    return [Figure("rate", TITLE, caption, words, table, lambda: _paint(tried))]
 
 
 def verdicts(rows: Sequence[ImageResult], setup: Setup) -> list[Verdict]:
-    """None: this study chooses a number."""
+    """None: this study chooses numbers."""
     return []
 
 
-def _mean(rows: Sequence[ImageResult]) -> float:
-    return fmean(accuracy(row) or 0.0 for row in rows)
+def trials(rows: Sequence[ImageResult]) -> dict[str, dict[float, float]]:
+    """The accuracy of each φ on held-out images, by learning rate."""
+    tried: dict[str, dict[float, float]] = {}
+    for row in sorted(rows, key=lambda row: (row.phi != SOFTMAX, row.phi, row.lr)):
+        value = accuracy(row)
+        if value is not None:
+            tried.setdefault(row.phi, {})[row.lr] = value
+    return tried
 
 
-def _paint(rows: Sequence[ImageResult]) -> Any:
+def best_rates(tried: Mapping[str, Mapping[float, float]]) -> dict[str, float]:
+    """The learning rate with which each φ did best."""
+    return {phi: max(values, key=lambda rate: values[rate]) for phi, values in tried.items()}
+
+
+def _paint(tried: Mapping[str, Mapping[float, float]]) -> Any:
     from matplotlib.lines import Line2D
 
     picture, (axis,) = sheet(1)
-    if not rows:
+    if not tried:
         nothing_yet(axis)
         return picture
     handles = []
-    colour = _colours.of(SOFTMAX).light
-    for place, tokens in enumerate(lengths(rows)):
-        here = where(rows, tokens=tokens)
-        rates = sorted({row.lr for row in here})
-        found = [[accuracy(row) or 0.0 for row in where(here, lr=rate)] for rate in rates]
+    for place, (phi, values) in enumerate(tried.items()):
         look: dict[str, Any] = {
-            "color": colour,
+            "color": _colours.of(phi).light,
             "marker": MARKERS[place % len(MARKERS)],
             "ls": DASHES[place % len(DASHES)],
         }
-        axis.fill_between(rates, list(map(min, found)), list(map(max, found)), color=colour, alpha=0.13, lw=0)
-        axis.plot(rates, list(map(fmean, found)), lw=1.7, ms=5.5, **look)
-        handles.append(Line2D([], [], label=f"L = {tokens}", **look))
+        axis.plot(list(values), list(values.values()), lw=1.7, ms=5.5, **look)
+        handles.append(Line2D([], [], label=phi, **look))
+    rates = sorted({rate for values in tried.values() for rate in values})
     axis.set_xscale("log")
-    rates = sorted({row.lr for row in rows})
     axis.set_xticks(rates, [f"{rate:g}" for rate in rates])
     axis.set_xticks([], minor=True)
-    axis.set_xlabel("learning rate")
-    axis.set_ylabel("accuracy")
+    axis.set(xlabel="learning rate", ylabel="accuracy on held-out images")
     percent_axis(axis)
     legend(picture, handles)
     return picture

@@ -10,7 +10,7 @@ with compute. What came out: results/scaling/verdicts.md.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, geometric_mean
 from typing import Any
 
@@ -47,6 +47,21 @@ from nomax.study.engine.verdict import (
 )
 from nomax.study.setup import Setup
 
+# Larger models need more steps to be the better ones.
+CHANGES = {
+    "hour": {"steps": 2400, "patches": (14, 7, 4)},
+    "day": {
+        "data": "cifar10",
+        "image_size": 32,
+        "models": ("pico", "nano", "micro"),
+        "patches": (8, 4),
+        "lengths": (),
+        "steps": 15_600,
+        "augment": True,
+        "bar": 0.75,
+        "probes": ("fashion-mnist", "mnist", "digits"),
+    },
+}
 TITLE = "Does relu/L keep up with softmax as compute grows?"
 CLAIMS = ("W-match", "W-transfer")
 
@@ -76,12 +91,11 @@ class Point:
 
 def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
     """Both φ with every size and patch. One seed after the other, so a budget cuts off whole seeds."""
-    longer = replace(setup, steps=setup.scaling_steps or setup.steps)
     return [
-        longer.run(phi, model=model, patch=patch, seed=seed, measure=True)
+        setup.run(phi, model=model, patch=patch, seed=seed, measure=True)
         for seed in seeds
         for model in setup.models
-        for patch in setup.scaling_patches or setup.patches
+        for patch in setup.patches
         for phi in PHIS
     ]
 
