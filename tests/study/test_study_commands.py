@@ -21,7 +21,8 @@ from nomax.study import STUDIES, load
 from nomax.study.commands import draw, export, merge
 from nomax.study.commands import list as list_command
 from nomax.study.commands import run as run_command
-from nomax.study.engine.publish import note, publish
+from nomax.study.engine.publication import Publication
+from nomax.study.engine.publish import note, publish, redraw
 from nomax.study.engine.store import Store
 from nomax.study.engine.verdict import Verdict
 from nomax.study.setup import SETUPS
@@ -198,7 +199,7 @@ def test_fewer_runs_do_not_replace_the_results_of_more(done, small, tmp_path, ca
     shutil.copytree(done / "out", out)
     before = (out / "study.json").read_bytes()
     assert json.loads(before)["note"] == ""
-    words = ["--out", str(out), "--store", str(tmp_path / "store"), "--budget", "1s"]
+    words = ["--out", str(out), "--store", str(tmp_path / "store"), "--budget", "1s", "--fresh"]
     assert study(*small, *words) == 1  # the same set-up: known only afterwards
     assert "6 runs" in capsys.readouterr().err
     assert study(*small, "--steps", "5", "--seeds", "1", *words) == 2  # another one, which has but three
@@ -211,6 +212,97 @@ def test_fewer_runs_do_not_replace_the_results_of_more(done, small, tmp_path, ca
     (out / "study.json").write_text(json.dumps(smoke))
     assert study(*small, "--steps", "5", "--seeds", "1", *words) == 0  # those of a smoke run give way
     assert read(out / "study.json")["runs"]["missing"] == 3
+
+
+def test_published_runs_count_as_done_where_the_store_lacks_them(done, small, tmp_path, capsys):
+    """As in a fresh clone, which adds a seed to committed results."""
+    out, store = tmp_path / "out", tmp_path / "store"
+    shutil.copytree(done / "out", out)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    where = ["--store", str(store), "--out", str(out)]
+    assert study(*small, *where, "--dry-run") == 0
+    assert "6 runs are taken over from" in (told := capsys.readouterr().out)
+    assert "0 of 6 runs to do" in told
+    assert study(*small, *where, "--dry-run", "--fresh") == 0
+    assert "6 of 6 runs to do" in capsys.readouterr().out
+    assert study(*small, *where) == 0
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert not list((store / "runs").iterdir())
+    (more := list(small))[more.index("--seeds") + 1] = "3"
+    assert study(*more, *where) == 0
+    assert len(Store(store).finished()) == 3
+    assert read(out / "study.json")["runs"] == {"done": 9, "diverged": 0, "failed": 0, "missing": 0}
+    for name in ("curves.json", "rows_statistics.json", "maps.svg"):  # of the first seed, whose folders are gone
+        assert (out / name).read_bytes() == before[name]
+    old, new = json.loads(before["study.json"]), read(out / "study.json")
+    assert (new["started"], new["finished"] >= old["finished"]) == (old["started"], True)
+    assert read(out / "runs.json")[:6] == json.loads(before["runs.json"])
+
+
+def test_a_damaged_publication_is_refused_with_a_way_out(done, small, tmp_path, capsys):
+    shutil.copytree(done / "out", tmp_path / "out")
+    where = ["--store", str(done / "store"), "--out", str(tmp_path / "out")]
+    for content in ('[{"key": "x"}]', "[", '[{"key": "0000000000000000", "measurement": "a"}]'):
+        (tmp_path / "out" / "runs.json").write_text(content)
+        assert study(*small, *where) == 2
+        assert "--fresh" in capsys.readouterr().err
+    assert study(*small, *where, "--fresh") == 0
+
+
+def test_diagnostics_are_published_thinned_and_kept_and_reach_the_figures(done, tmp_path, monkeypatch):
+    store, out = tmp_path / "store", tmp_path / "out"
+    shutil.copytree(done / "store", store)
+    key = read(done / "out" / "runs.json")[0]["key"]
+    lines = [json.dumps({"step": step, "row_sum": [step / 3, 1.0]}) for step in range(250)]
+    lines += [json.dumps({"step": 249, "row_sum": [float("nan"), 2.0]}), '{"step": 250, "row']
+    (store / "runs" / key / "diagnostics.jsonl").write_text("\n".join(lines))
+    module, setup = load(TOY), SETUPS["default"]
+    drawn, plain_figures = [], module.figures
+
+    def figures(rows, setup, diagnostics):
+        drawn.append(diagnostics)
+        return plain_figures(rows, setup)
+
+    monkeypatch.setattr(module, "figures", figures)
+    runs = [SimpleNamespace(key=row["key"]) for row in read(done / "out" / "runs.json")]
+    words = {"name": "toy-study", "out": out, "command": f"nomax study {TOY}"}
+    publish(module, setup, runs, Store(store), **words)
+    (entry,) = read(out / "diagnostics.json")
+    assert (entry["key"], entry["label"], len(entry["points"])) == (key, "softmax, mu/8, seed 0", 100)
+    assert entry["points"][0] == {"step": 0, "row_sum": [0.0, 1.0]}
+    assert entry["points"][-1] == {"step": 249, "row_sum": [None, 2.0]}  # as it was done last
+    assert drawn == [{key: entry["points"]}]
+    written = (out / "diagnostics.json").read_bytes()
+    (store / "runs" / key / "diagnostics.jsonl").unlink()
+    publish(module, setup, runs, Store(store), **words, before=Publication.read(out))
+    assert (out / "diagnostics.json").read_bytes() == written
+    monkeypatch.setattr("nomax.study.load", lambda name: module)
+    redraw(out)
+    assert drawn[2] == drawn[0]
+    publish(module, setup, runs, Store(store), **words)
+    assert not (out / "diagnostics.json").exists()
+
+
+def test_a_plan_tells_hours_noise_and_the_seeds_that_a_claim_needs(done, small, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    where = ["--store", str(tmp_path / "store"), "--out", str(tmp_path / "out")]
+    assert study(*small, *where, "--plan") == 2  # nothing is known yet but the hours
+    captured = capsys.readouterr()
+    assert "6 runs, 0.0 core-hours in all; 6 to do" in captured.out
+    assert "A pilot tells it: the same command with --seeds 2" in captured.err
+    assert not list(tmp_path.iterdir())
+    text = Path(TOY).read_text().replace("{})", "{}, comparisons={'relu minus softmax': GAIN})")
+    text = text.replace('{"runs": len(rows)})]', "{}, comparisons={'relu minus softmax': GAIN})]")
+    gain = "from nomax.study.engine.statistics import Comparison\nGAIN = Comparison(0.02, 0.01, 1, 2, (0.0,), 0.01)\n"
+    (tmp_path / "mine.py").write_text(text.replace("TITLE =", f"{gain}TITLE =", 1))
+    shutil.copytree(done / "out", tmp_path / "out")
+    assert study(str(tmp_path / "mine.py"), *small[1:], "--seeds", "4", *where, "--plan") == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "6 runs are taken over" in told
+    assert "12 runs, 0.0 core-hours in all; 6 to do" in told
+    assert "between seeds of the runs of this plan" in told
+    assert "W-h relu minus softmax 1.59 points 1.00 points 7 0.0" in told
+    assert study(*small[:3], "--smoke", *where, "--plan") == 2
 
 
 def test_a_study_of_ones_own_judges_claims_of_its_own(tmp_path):

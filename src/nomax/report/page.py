@@ -12,7 +12,7 @@ import nomax
 from nomax import _colours, _files
 from nomax.report import charts, results, words
 from nomax.report.sections import Judged, Section, anchors, section
-from nomax.study.engine.verdict import CLAIMS
+from nomax.study.claims import CLAIMS
 
 LIMIT = 3_000_000  # bytes: a page that a phone loads without a second thought
 HERE = Path(__file__).parent

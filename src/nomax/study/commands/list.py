@@ -9,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from nomax.console import Console, Table
 from nomax.study import STUDIES, kind, load, text_setup
 from nomax.study import setup as setups
+from nomax.study.engine.publication import Publication
 from nomax.study.engine.runner import Estimate, spell_time, unfinished, unique
 from nomax.study.engine.store import Store
 
@@ -39,6 +40,7 @@ def run(options: Options) -> int:
             study = load(name)
             setup = (text_setup.SETUPS if kind(study) == "text" else setups.SETUPS)[options.setup]
             runs = unique(study.grid(setup, setup.seeds))
+            Publication.read(Path("results", name)).lend(store, runs)
             left = unfinished(runs, store)
             seconds = sum(estimate.seconds(run) for run in left)
             claims = " ".join(study.CLAIMS)

@@ -23,7 +23,9 @@ from nomax.evaluate.accuracy import load_subset
 from nomax.evaluate.probe import probe_sets
 from nomax.study import setup as setups
 from nomax.study import text_setup
+from nomax.study.commands.plan import print_plan
 from nomax.study.engine.experiment import Experiment, ImageExperiment, TextExperiment
+from nomax.study.engine.publication import Publication
 from nomax.study.engine.publish import NO_CLAIM, check_place, note, publish
 from nomax.study.engine.runner import (
     Estimate,
@@ -59,7 +61,8 @@ class Options:
     """Run a study: train its grid of models, draw its figures, and judge the paper's claims.
 
     `nomax study list` shows the studies. A run is known by all of its settings: what is in the store is not done again,
-    by whichever study it was done, and what was interrupted (Ctrl-C, SIGTERM, even kill -9) goes on where it was.
+    by whichever study it was done, nor what the results folder has of this study, and what was interrupted (Ctrl-C,
+    SIGTERM, even kill -9) goes on where it was.
     Several processes may work on one store. A run that diverges is a result, and counts as chance; one that fails
     counts for nothing.
 
@@ -131,6 +134,11 @@ class Options:
     """Folder of the results; results/NAME if not given."""
     dry_run: bool = False
     """List the runs with the time each will take, and do nothing."""
+    plan: bool = False
+    """Print the core-hours by model, the noise between seeds as far as finished runs tell it, how narrow the intervals
+    of the planned seeds will be and how many seeds each claim needs, and do nothing."""
+    fresh: bool = False
+    """Do all runs that are not in the store, also those whose results are in the results folder already."""
     smoke: bool = False
     """Shrink everything to seconds: shows only that it works."""
 
@@ -147,13 +155,24 @@ def run(options: Options) -> int:
         store = Store(options.store, create=False)
         budget = None if options.budget is None else parse_seconds(options.budget)
         _check_images([run for run in mine if isinstance(run, ImageExperiment)], options.probes or ())
+        command, name = command_line(options), study.short(options.name)
+        out = options.out or (store.place if options.smoke else Path()) / "results" / name
+        before = Publication() if options.fresh or options.smoke else Publication.read(out)
+        if lent := before.lend(store, grid):
+            console.print(f"{lent} runs are taken over from {out}; --fresh does them again.")
+        if options.plan:
+            sources = {
+                "the runs of this plan": store.results([run.key for run in grid]),
+                "earlier runs in the store": store.results(study=name),
+                f"the runs published in {out}": list(before.rows.values()),
+            }
+            print_plan(module, setup, mine, store, sources, console)
+            return 0
         if options.dry_run:
             _list(mine, store, _jobs(options), options.retry, console)
             return 0
         figures.require()
         text_setup.check([run for run in mine if isinstance(run, TextExperiment)])
-        command, name = command_line(options), study.short(options.name)
-        out = options.out or (store.place if options.smoke else Path()) / "results" / name
         check_place(out, setup, len(grid))
         for option, folder in (("--store", options.store), ("--out", out)):
             _check_writable(option, folder)
@@ -163,6 +182,7 @@ def run(options: Options) -> int:
         return 2
     try:
         store = Store(options.store)
+        before.lend(store, grid)
         with Stop() as stop:
             report = run_grid(mine, store, launcher, stop, console, study=name, retry=options.retry, budget=budget)
             if stop.asked:
@@ -179,7 +199,7 @@ def run(options: Options) -> int:
             return report.exit_code
         check_place(out, setup, sum(row.status != "failed" for row in rows))
         with console.status("Figures and verdicts …"):
-            verdicts = publish(module, setup, grid, store, name=name, out=out, command=command)
+            verdicts = publish(module, setup, grid, store, name=name, out=out, command=command, before=before)
     except ACCIDENTS as error:
         print(f"nomax study: {error}", file=sys.stderr)
         return 1
@@ -236,6 +256,7 @@ def command_line(options: Options) -> str:
     """The command line that gives these options, without those that say only how the work is done."""
     words = ["nomax", "study", options.name]
     how = {"name", "jobs", "shard", "budget", "retry", "launcher", "submit", "store", "out", "dry_run", "device"}
+    how |= {"plan", "fresh"}
     for field in fields(options):
         value = getattr(options, field.name)
         if field.name in how or value == field.default:
@@ -253,7 +274,8 @@ def verdict_table(title: str, verdicts: "Sequence[Verdict]", note: str) -> Table
         table.add_column(column, max_width=60)  # sentences, which a pipe would show on one line each
     for verdict in verdicts:
         found = str(verdict.verdict)
-        table.add_row(verdict.text, Text(found, COLOURS.get(found, "")), verdict.sentence)
+        told = f"{verdict.sentence} {verdict.needed}".strip()
+        table.add_row(verdict.text, Text(found, COLOURS.get(found, "")), told)
     return table
 
 

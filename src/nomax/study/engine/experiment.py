@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -96,6 +96,8 @@ class TrainedExperiment(Experiment):
         plain, usual = (json.loads(to_json(config)) for config in (self.config, type(self.config)()))
         config = {name: value for name, value in _unusual(plain, usual).items() if name not in self.config.MACHINE}
         others = {name.name: getattr(self, name.name) for name in dataclasses.fields(self) if name.name != "config"}
+        if others.get("split") == "test":  # as in all runs before there was another
+            del others["split"]
         listed = {name: list(value) if isinstance(value, tuple) else value for name, value in others.items()}
         return {"config": config, **listed}
 
@@ -179,6 +181,7 @@ class ImageExperiment(TrainedExperiment):
             "qk_norm": model.qk_norm,
             "gate": model.gate,
             "classes": model.num_classes,
+            "holdout": getattr(self.config, "holdout", 0),
         }
 
 
@@ -190,7 +193,9 @@ class TextExperiment(TrainedExperiment):
     measures: tuple[str, ...] = ()
     """The others, by their names in nomax.study.measures.TEXT_MEASURES."""
     test_pairs: int = 0
-    """Pairs of the test split that they look at, in whole documents from the first; 0: all of them."""
+    """Pairs of the split that they look at, in whole documents from the first; 0: all of them."""
+    split: Literal["test", "valid"] = "test"
+    """The split that is measured: trials, which choose settings, look at the validation split."""
 
     @property
     def result_type(self) -> type[TextResult]:
@@ -215,6 +220,7 @@ class TextExperiment(TrainedExperiment):
             "slots": model.slots,
             "documents": self.config.documents,
             "vocabulary": model.vocabulary,
+            "split": self.split,
             "gamma": model.gamma,
             "penalty": max(self.config.normalisation_penalty, self.config.entropy_penalty),
         }

@@ -27,7 +27,8 @@ from nomax.data.source import part
 from nomax.evaluate import TrainedImageModel, attention_maps, load, maps, row_statistics
 from nomax.phi import ROW_MAPS, SOFTMAX
 from nomax.study.engine.experiment import Experiment
-from nomax.study.engine.result import ImageResult, Result, TrainedResult, trained
+from nomax.study.engine.publication import Publication, diagnostics_json, read_diagnostics
+from nomax.study.engine.result import ImageResult, Result, TrainedResult, finals, trained
 from nomax.study.engine.store import OUTCOME, Store
 from nomax.study.setup import Setup
 from nomax.study.text_setup import TextSetup
@@ -58,22 +59,31 @@ def publish(
     name: str,
     out: Path,
     command: str,
+    before: Publication | None = None,
 ) -> "list[Verdict]":
     """Write the results folder of a study, and return its verdicts.
 
-    It says how many of the study's runs are missing; figures and verdicts are made of those that are there.
+    It says how many of the study's runs are missing; figures and verdicts are made of those that are there. What can
+    no longer be made, since the folders of runs are gone, is kept from the publication before.
     """
+    before = before or Publication()
     with store.publishing():
         rows = store.results([run.key for run in runs])
-        figures, verdicts = list(module.figures(rows, setup)), list(module.verdicts(rows, setup))
+        diagnostics = [entry for row in trained(rows) if (entry := _diagnostics(row, store, before))]
+        figures = draw(module, rows, setup, diagnostics)
+        verdicts = list(module.verdicts(rows, setup))
         out.mkdir(parents=True, exist_ok=True)
         _remove_old_pictures(out, {figure.name for figure in figures})
         for figure in figures:
             for kind in PICTURES:
                 write(out / f"{figure.name}{kind}", figure.render(kind))
         _write_runs(rows, out)
-        write_json(out / "curves.json", [curve(row, store) for row in telling(rows)])
-        _write_attention(rows, store, out)
+        write_json(out / "curves.json", [curve(row, store, before) for row in telling(rows)])
+        if diagnostics:
+            write(out / "diagnostics.json", diagnostics_json(diagnostics))
+        else:
+            (out / "diagnostics.json").unlink(missing_ok=True)
+        _write_attention(rows, store, out, before)
         counts, missing = Counter(row.status for row in rows), len(runs) - len(rows)
         preliminary = note(setup, missing)
         write_json(out / "verdicts.json", verdicts)
@@ -87,11 +97,21 @@ def publish(
             "claims": list(module.CLAIMS),
             "figures": [_described(figure) for figure in figures],
             "setup": setup,
-            **_story(rows, store, command),
+            **_story(rows, store, command, before),
             "runs": {status: counts[status] for status in ("done", "diverged", "failed")} | {"missing": missing},
         }
         write_json(out / "study.json", about)  # last: whoever finds it finds the others
     return verdicts
+
+
+def draw(
+    module: "Study", rows: Sequence[Result], setup: Setup | TextSetup, diagnostics: Sequence[Mapping[str, Any]]
+) -> "list[Figure]":
+    """Return the figures of a study. One whose `figures` takes a third argument gets the points of runs by key."""
+    if len(signature(module.figures).parameters) < 3:
+        return list(module.figures(rows, setup))
+    points = {entry["key"]: entry["points"] for entry in diagnostics}
+    return list(module.figures(rows, setup, points))  # type: ignore[call-arg]
 
 
 def redraw(folder: Path) -> list[Path]:
@@ -107,9 +127,10 @@ def redraw(folder: Path) -> list[Path]:
         rows, setup = [Result.from_dict(row) for row in runs], _setup(about["setup"], module)
         known = {figure["file"]: figure["table"] for figure in about["figures"]}
         earlier = _earlier_measurements(module, rows, setup, verdicts)
+        diagnostics = list(Publication.read(folder).diagnostics.values())
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{folder} does not hold what `nomax study` writes: {error!r}.") from None
-    figures = module.figures([*rows, *earlier], setup)
+    figures = draw(module, [*rows, *earlier], setup, diagnostics)
     drawn = {f"{figure.name}.svg": json.loads(to_json(_described(figure)))["table"] for figure in figures}
     if drawn != known:
         changed = [name for name in {**known, **drawn} if drawn.get(name) != known.get(name)]
@@ -175,10 +196,16 @@ def check_place(out: Path, setup: Setup | TextSetup, runs: int) -> None:
         )
 
 
-def _write_attention(rows: Sequence[Result], store: Store, out: Path) -> None:
-    """Row statistics and attention maps of a few runs of images whose models are in the store."""
-    images = [row for row in rows if isinstance(row, ImageResult)]
-    chosen = [row for row in worth_a_look(images) if (store.folder(row.key) / "model").is_dir()]
+def _write_attention(rows: Sequence[Result], store: Store, out: Path, before: Publication) -> None:
+    """Row statistics and attention maps of a few runs of images whose models are in the store.
+
+    If a model is not there, and its run was part of the publication before, the pictures of that stay.
+    """
+    images = [row for row in finals(rows) if isinstance(row, ImageResult)]
+    looked = worth_a_look(images)
+    chosen = [row for row in looked if (store.folder(row.key) / "model").is_dir()]
+    if any(row.key in before.rows for row in looked if row not in chosen):
+        return
     for name in ("rows_statistics.json", "maps.svg", "maps.png"):  # the last as it was called before
         (out / name).unlink(missing_ok=True)
     if chosen:
@@ -211,15 +238,24 @@ def table(rows: Sequence[Result]) -> tuple[list[str], list[list[Any]]]:
 
 def telling(rows: Sequence[Result]) -> list[TrainedResult]:
     """The runs whose curves are worth a look: of the first seed, softmax, every h at α = 1, and relu at every α."""
-    models: list[TrainedResult] = trained(rows)
+    models: list[TrainedResult] = finals(rows)
     first = min((row.seed for row in models), default=0)
     chosen = [row for row in models if row.seed == first and row.status != "failed"]
     return [row for row in chosen if row.activation in (*ROW_MAPS, "relu") or math.isclose(row.alpha, 1)]
 
 
-def curve(row: TrainedResult, store: Store) -> dict[str, Any]:
+def _diagnostics(row: TrainedResult, store: Store, before: Publication) -> Mapping[str, Any] | None:
+    """The entry of a run in diagnostics.json; None if it did not look into itself."""
+    if points := read_diagnostics(store.folder(row.key)):
+        return {"key": row.key, "label": row.label, "points": points}
+    return before.diagnostics.get(row.key)
+
+
+def curve(row: TrainedResult, store: Store, before: Publication) -> dict[str, Any]:
     """Loss and accuracy in training; of a long run, means over equal parts of it."""
     lines = [line for line in metrics.read(store.folder(row.key)) if "evaluation" not in line]
+    if not lines and row.key in before.curves:
+        return before.curves[row.key]
     length = max(1, math.ceil(len(lines) / POINTS))
     parts = [lines[start : start + length] for start in range(0, len(lines), length)]
     return {
@@ -235,9 +271,15 @@ def curve(row: TrainedResult, store: Store) -> dict[str, Any]:
 def markdown(title: str, verdicts: "Sequence[Verdict]", command: str, note: str = "") -> str:
     """The verdicts as a table, if there are any, below what must be known about them."""
     lines = [f"<!-- Written by `{command}` -->", "", f"# {title}", "", *([f"**{note}**", ""] if note else [])]
-    lines += ["| claim | verdict | measured | scale |", "| --- | --- | --- | --- |"] if verdicts else [NO_CLAIM]
+    lines += ["| claim | verdict | measured | premise | scale |", "| --- " * 5 + "|"] if verdicts else [NO_CLAIM]
     for verdict in verdicts:
-        cells = (f"{verdict.claim}: {verdict.text}", f"**{verdict.verdict}**", verdict.sentence, verdict.scale)
+        cells = (
+            f"{verdict.claim}: {verdict.text}",
+            f"**{verdict.verdict}**",
+            f"{verdict.sentence} {verdict.needed}".strip(),
+            "; ".join(f"{'✓' if premise.holds else '✗'} {premise.sentence}" for premise in verdict.premises),
+            verdict.scale,
+        )
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -248,17 +290,23 @@ def _described(figure: "Figure") -> dict[str, Any]:
     return {"file": f"{figure.name}.svg", **words, "table": {"columns": columns, "rows": rows}}
 
 
-def _story(rows: Sequence[Result], store: Store, command: str) -> dict[str, Any]:
-    """Return where and when the runs were done, as their folders say."""
-    stories, ends = [], []
+def _story(rows: Sequence[Result], store: Store, command: str, before: Publication) -> dict[str, Any]:
+    """Return where and when the runs were done, as their folders say, and of those without one the old study.json."""
+    stories, ends, old = [], [], False
     for row in rows:
         folder = store.folder(row.key)
-        ends.append((folder / OUTCOME).stat().st_mtime)
+        if not (folder / OUTCOME).is_file():
+            old = True
+            continue
+        ends.append(datetime.fromtimestamp((folder / OUTCOME).stat().st_mtime, UTC))
         if (folder / "run.json").is_file():
             stories.append(json.loads((folder / "run.json").read_text()))
+    if old and {"machine", "versions", "started", "finished"} <= before.about.keys():
+        stories.append(dict(before.about))
+        ends.append(datetime.fromisoformat(before.about["finished"]))
     stories = stories or [facts(command)]
     last = max(stories, key=lambda story: story["started"])
-    finished = datetime.fromtimestamp(max(ends), UTC) if ends else datetime.now(UTC)
+    finished = max(ends, default=datetime.now(UTC))
     return {
         "machine": last["machine"],
         "versions": last["versions"],

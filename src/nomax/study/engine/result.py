@@ -114,12 +114,17 @@ class TrainedResult(Result):
     train_flops: int
     """6 · macs · batch_size · steps."""
     loss: float | None = None
-    """On the test split."""
+    """On the test split; of a trial, on the validation split."""
     seconds: float = 0.0
     core_seconds: float = 0.0
     diverged_at: int | None = None
     """The step whose loss or gradient was not finite."""
     error: str | None = None
+
+    @property
+    def trial(self) -> bool:
+        """True if it was judged on a validation split: it may choose settings, and never decides a claim."""
+        return False
 
     def check(self) -> None:
         """Raise a ValueError if a value is none that a run can have."""
@@ -143,17 +148,26 @@ class ImageResult(TrainedResult):
     """The mean over the probes' data sets; None without probes."""
     probes: Mapping[str, float] = field(default_factory=dict)
     """Ten-shot accuracy by data set, the mean over three choices of the shots."""
+    holdout: int = 0
+    """Training images held out as the validation split that it is judged on; 0: it is judged on the test split."""
+
+    @property
+    def trial(self) -> bool:
+        """True if it was judged on a validation split."""
+        return self.holdout > 0
 
     @property
     def label(self) -> str:
         """The run in a few words; qk-norm is what the paper's runs have, so its absence is what is said."""
         special = [*([] if self.qk_norm else ["no qk-norm"]), *([f"{self.gate} gate"] if self.gate else [])]
+        special += [f"trial at {self.lr:g}"] if self.trial else []
         return ", ".join([self.phi, self.variant, *special, f"seed {self.seed}"])
 
     @property
     def summary(self) -> str:
         """The result in a few words."""
-        return "no accuracy" if self.accuracy is None else f"{self.accuracy:.2%} of the test images right"
+        images = "validation" if self.trial else "test"
+        return "no accuracy" if self.accuracy is None else f"{self.accuracy:.2%} of the {images} images right"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,18 +191,26 @@ class TextResult(TrainedResult):
     """The weight of ReLUFormer's losses: the larger of the two."""
     measured: Mapping[str, float] = field(default_factory=dict)
     """All else that was measured after the training, by name: bleu, chrf, zeros, …"""
+    split: str = "test"
+    """The split that it is judged on: "valid" for trials."""
+
+    @property
+    def trial(self) -> bool:
+        """True if it was judged on a validation split."""
+        return self.split != "test"
 
     @property
     def label(self) -> str:
         """The run in a few words: "softmax, relu × 512 slots, 128 tokens, seed 0"."""
         length = f"documents of {self.tokens:,} tokens" if self.documents else f"{self.tokens:,} tokens"
-        return f"{self.attention}, {self.memory} × {self.slots:,} slots, {length}, seed {self.seed}"
+        trial = f"trial at {self.lr:g}, " if self.trial else ""
+        return f"{self.attention}, {self.memory} × {self.slots:,} slots, {length}, {trial}seed {self.seed}"
 
     @property
     def summary(self) -> str:
         """The result in a few words."""
         bleu = f" and a BLEU of {self.measured['bleu']:.1f}" if "bleu" in self.measured else ""
-        return "no loss" if self.loss is None else f"a test loss of {self.loss:.3f} nats{bleu}"
+        return "no loss" if self.loss is None else f"a {self.split} loss of {self.loss:.3f} nats{bleu}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,6 +253,16 @@ AnyResult = TypeVar("AnyResult", bound=TrainedResult)
 def trained(results: Iterable[Result]) -> list[Any]:
     """Return the results of trainings: what figures and verdicts of models are made of."""
     return [result for result in results if isinstance(result, TrainedResult)]
+
+
+def finals(results: Iterable[Result]) -> list[Any]:
+    """Return the results of trainings that were judged on the test split: what decides claims."""
+    return [result for result in trained(results) if not result.trial]
+
+
+def trials(results: Iterable[Result]) -> list[Any]:
+    """Return the results of trainings that were judged on a validation split: what chooses settings."""
+    return [result for result in trained(results) if result.trial]
 
 
 def measured(results: Iterable[Result], measurement: str) -> list[MeasurementResult]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ from nomax.study.engine.result import AnyResult, ImageResult, TrainedResult
 RESAMPLES = 2000
 SEED = 0
 Z = 1.959964  # of a normal distribution, 95 % lies within this many standard deviations
+Z80 = 0.841621  # and 80 % lies below this many
+MOST_SEEDS = 1000  # more than anybody will run
 T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # the same of Student's t, by freedom
 
 Floats = npt.NDArray[np.float64]
@@ -128,6 +130,69 @@ def student(freedom: int) -> float:
         (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / 384,
     )
     return Z + sum(term / freedom**power for power, term in enumerate(terms, start=1))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A mean of differences, the bounds that its interval must clear to decide, and its noise between seeds.
+
+    It says how many seeds would do: those of a pilot, before a study runs, and those of an undecided verdict.
+    """
+
+    mean: float
+    deviation: float
+    """The standard deviation that the mean would have if there were one seed."""
+    settings: int
+    """Cells that the mean is over."""
+    seeds: int
+    """Of each cell."""
+    bounds: tuple[float, ...]
+    margin: float
+    """What makes a difference: an interval that reaches less far from its mean is narrow enough."""
+    unit: str = "points"
+    over: Literal["seeds", "settings"] = "seeds"
+    """What is repeated: the interval of a mean over settings narrows with settings."""
+
+    def half_width(self, seeds: int) -> float:
+        """Return how far a 95 % interval reaches to either side, on average, with so many seeds."""
+        if seeds < 2:
+            return math.inf
+        return student(self.settings * (seeds - 1)) * self.deviation / math.sqrt(seeds)
+
+    def seeds_for(self, distance: float, surely: bool = False) -> int | None:
+        """Return how many seeds bring the interval's half-width below a distance; None if more than MOST_SEEDS.
+
+        surely: so far below that an interval around a truth at this distance excludes the bound four times in five,
+        rather than every other time.
+        """
+        more = Z80 * self.deviation if surely else 0.0
+        enough = (n for n in range(2, MOST_SEEDS + 1) if self.half_width(n) + more / math.sqrt(n) <= distance)
+        return next(enough, None)
+
+
+def comparison(
+    cells: Mapping[Cell, Sequence[float]],
+    bounds: Sequence[float],
+    *,
+    margin: float,
+    unit: str = "points",
+    weights: Sequence[float] | None = None,
+    over: Literal["seeds", "settings"] = "seeds",
+) -> Comparison | None:
+    """Return what is known of the mean of `pooled(cells)`, or `contrast` with weights, or `over_settings`.
+
+    None if nothing has been repeated, so that the noise is not known.
+    """
+    entries = list(cells.values()) if weights is not None else list(repeated(cells).values())
+    if over == "settings":
+        entries = [[fmean(cell) for cell in entries]] if entries else []
+    if not entries or min(map(len, entries)) < 2:
+        return None
+    shares = [1 / len(entries)] * len(entries) if weights is None else list(weights)
+    variance = sum(share**2 * float(np.var(cell, ddof=1)) for share, cell in zip(shares, entries, strict=True))
+    mean = sum(share * fmean(cell) for share, cell in zip(shares, entries, strict=True))
+    number = round(fmean(map(len, entries)))
+    return Comparison(mean, math.sqrt(variance), len(entries), number, tuple(bounds), margin, unit, over)
 
 
 def _deviations(values: Floats, generator: np.random.Generator) -> Floats:

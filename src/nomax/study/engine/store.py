@@ -28,6 +28,8 @@ class Store:
         self.place = Path(folder).resolve()
         if create:
             (self.place / "runs").mkdir(parents=True, exist_ok=True)
+        self.published: dict[str, Result] = {}
+        """Results of runs that were done elsewhere, and have no folder here."""
         self._told: set[str] = set()  # of what there was something to say
 
     def folder(self, key: str) -> Path:
@@ -62,7 +64,7 @@ class Store:
     def outcome(self, key: str) -> Result | None:
         """Return the result of a run; None if it is not over, or if it cannot be read, which is told."""
         try:
-            return self.read(key)
+            return self.read(key) or self.published.get(key)
         except ValueError as error:
             self._tell(key, f"{error} Until then this run counts as not done, and is done again if a study needs it.")
             return None
@@ -126,7 +128,7 @@ class Store:
 
     def results(self, keys: Collection[str] | None = None, study: str | None = None) -> list[Result]:
         """Return the results of these runs in their order, or those of a study, or all."""
-        chosen = self.finished() if keys is None else keys
+        chosen = list(dict.fromkeys([*self.finished(), *self.published])) if keys is None else keys
         return [
             row
             for key in chosen

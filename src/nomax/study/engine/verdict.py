@@ -1,11 +1,15 @@
 """A verdict: a claim, what our runs say about it, in numbers, and at which scale they can say so."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
-from nomax.study.engine.result import ImageResult, Result, TrainedResult
-from nomax.study.engine.statistics import Cell, Interval, lengths, repeated, seeds
+from nomax.study.claims import CLAIMS
+from nomax.study.engine.result import AnyResult, ImageResult, Result, TrainedResult
+from nomax.study.engine.statistics import Cell, Comparison, Interval, lengths, repeated, seeds, values
 
 if TYPE_CHECKING:
     from nomax.study.setup import Setup
@@ -15,6 +19,16 @@ Outcome = Literal["reproduced", "contradicted", "undecided"]
 # One point of accuracy is our choice, since the paper has no numbers. A smaller difference would not change
 # what anybody uses.
 MARGIN = 0.01
+
+
+@dataclass(frozen=True)
+class Premise:
+    """What must hold before a claim can be judged, whether it does, and what to do if it does not."""
+
+    sentence: str
+    """With its numbers, and true: "softmax reaches 71.2 % at L = 49, below the bar of 80.0 %"."""
+    holds: bool
+    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -29,6 +43,11 @@ class Verdict:
     scale: str
     seeds: list[int]
     numbers: dict[str, Any]
+    premises: list[Premise] = field(default_factory=list)
+    needed: str = ""
+    """What would decide it, if it is undecided."""
+    comparisons: dict[str, Comparison] = field(default_factory=dict)
+    """The noise behind it, by what is compared: `nomax study --plan` plans with it."""
 
     def __post_init__(self) -> None:
         known = CLAIMS[self.claim].sentence if self.claim in CLAIMS else self.claim
@@ -66,6 +85,26 @@ def points(interval: Interval) -> str:
     if not interval.known:
         return f"{_signed(interval.mean)} points (no interval: fewer than two {interval.lacking})"
     return f"{_signed(interval.mean)} points [{_signed(interval.low)}, {_signed(interval.high)}]"
+
+
+def amount(value: float, unit: str, signed: bool = False) -> str:
+    """A number with its unit: "0.40 points", "+0.012 nats"."""
+    if value == 0:
+        return "0"
+    scaled, digits = (100 * value, 2) if unit == "points" else (value, 3)
+    return f"{scaled:{'+' if signed else ''}.{digits}f} {unit}".replace("-", "−").strip()
+
+
+def difference(interval: Interval, unit: str = "points", more: str = "higher", less: str = "lower") -> str:
+    """A signed difference as people say it: "lower by 0.165 nats [0.120, 0.210]", never "higher by −0.165"."""
+    word, sign = (less, -1.0) if interval.mean < 0 else (more, 1.0)
+    mean, *ends = (
+        amount(sign * value, "") if unit != "points" else amount(sign * value, unit).partition(" ")[0]
+        for value in (interval.mean, *sorted((interval.low, interval.high), key=lambda v: sign * v))
+    )
+    if not interval.known:
+        return f"{word} by {mean} {unit} (no interval: fewer than two {interval.lacking})"
+    return f"{word} by {mean} {unit} [{', '.join(ends)}]"
 
 
 def plain(numbers: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,87 +166,141 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
-PAPER = "Wortsman et al. 2023"
-TEXT_PAPER = "Shen et al. 2023"
+def learned(
+    baseline: Sequence[AnyResult],
+    score: Callable[[AnyResult], float | None],
+    bar: float,
+    cell: Callable[[AnyResult], Cell],
+    *,
+    compared: Iterable[Cell] | None = None,
+    name: str = "softmax",
+    say: Callable[[float], str] = percent,
+    say_cell: Callable[[Cell], str] = str,
+) -> Premise:
+    """State that the baseline has learned: its mean over seeds is at or above the bar in every cell compared.
+
+    score: the larger, the better. compared: the cells that the verdict rests on; if not given, all of the baseline's.
+    """
+    by_cell: dict[Cell, list[float]] = {}
+    for (place, _), value in values(baseline, cell, score).items():
+        by_cell.setdefault(place, []).append(value)
+    means = {place: fmean(entries) for place, entries in by_cell.items()}
+    wanted = list(means) if compared is None else list(dict.fromkeys(compared))
+    remedy = "Train longer, or train a larger model, until the baseline reaches the bar."
+    missing = [place for place in wanted if place not in means]
+    if not wanted or missing:
+        where = f" at {', '.join(map(say_cell, missing))}" if missing else ""
+        return Premise(f"{name} has not been run{where}", False, f"Run the {name} baseline.")
+    low = [place for place in wanted if means[place] < bar]
+    if low:
+        listed = ", ".join(f"{say(means[place])} at {say_cell(place)}" for place in low)
+        return Premise(f"{name} has not learned enough: {listed}, below the bar of {say(bar)}", False, remedy)
+    least = min(means[place] for place in wanted)
+    return Premise(f"{name} has learned: at least {say(least)} everywhere, and the bar is {say(bar)}", True)
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A sentence that a study can reproduce or contradict, and where it comes from."""
+def agree(metrics: Mapping[str, Interval], bound: float = 0.0) -> Premise:
+    """State that no two metrics contradict each other: their intervals do not lie on opposite sides of the bound.
 
-    id: str
-    sentence: str
-    source: str
+    All metrics must point the same way: the larger, the better for the same side.
+    """
+    sides = {name: above(interval, bound) for name, interval in metrics.items()}
+    names = " and ".join(metrics)
+    for one, other in combinations(metrics, 2):
+        if {sides[one], sides[other]} == {"reproduced", "contradicted"}:
+            said = [f"{name} says {_side(metrics[name], bound)}" for name in (one, other)]
+            remedy = "Train longer: metrics of models that have learned agree."
+            return Premise(f"{said[0]}, but {said[1]}", False, remedy)
+    return Premise(f"{names} do not contradict each other", True)
 
 
-CLAIMS: dict[str, Claim] = {
-    claim.id: claim
-    for claim in (
-        Claim(
-            "W-match",
-            "relu/L approaches or matches softmax in how accuracy scales with compute.",
-            f"{PAPER}, abstract and Fig. 1",
-        ),
-        Claim("W-transfer", "The same holds for 10-shot transfer.", f"{PAPER}, Fig. 1 right"),
-        Claim("W-alpha", "The best α is close to 1, for every h and every length.", f"{PAPER}, Fig. 2"),
-        Claim("W-h", "No h clearly wins at α ≈ 1.", f"{PAPER}, Fig. 2"),
-        Claim(
-            "W-degrade",
-            "Without length scaling accuracy degrades, more so for longer sequences.",
-            f"{PAPER}, abstract and Fig. 2",
-        ),
-        Claim("W-identity", "Removing the nonlinearity costs accuracy.", f"{PAPER}, Sec. 3"),
-        Claim("W-init", "At initialisation the mean weight is O(1/L) for α = 1.", f"{PAPER}, Sec. 3"),
-        Claim("W-qknorm", "qk-layernorm has no large effect at these sizes.", f"{PAPER}, Fig. 3"),
-        Claim("W-gate", "A gate does not remove the need for length scaling.", f"{PAPER}, Fig. 4"),
-        Claim("W-gatecost", "The gate costs about 9 % more core-hours (9.3 % for S/8 with relu).", f"{PAPER}, Sec. 4"),
-        Claim("S-softmax-ffn", "A softmax memory is worse than a ReLU feed-forward layer.", f"{TEXT_PAPER}, Sec. 3"),
-        Claim("S-ln", "With LayerNorm on its output a softmax memory is as good as ReLU.", f"{TEXT_PAPER}, Sec. 3"),
-        Claim(
-            "S-slots",
-            "With many slots ReLU is ahead of softmax, with or without LayerNorm.",
-            f"{TEXT_PAPER}, Sec. 3",
-        ),
-        Claim(
-            "S-central",
-            "A softmax memory centralises: the largest 0.2 % of its weights hold most of their sum.",
-            f"{TEXT_PAPER}, Sec. 3",
-        ),
-        Claim(
-            "S-variance",
-            "The output of a softmax memory has a small variance beside the residual's, that of ReLU has not.",
-            f"{TEXT_PAPER}, Sec. 3",
-        ),
-        Claim("S-diverge", "ReLU put into attention directly does not converge.", f"{TEXT_PAPER}, Sec. 4"),
-        Claim(
-            "S-factor",
-            "With the variance factor alone ReLU attention converges, but trails softmax.",
-            f"{TEXT_PAPER}, Sec. 4",
-        ),
-        Claim(
-            "S-losses",
-            "With the two losses it matches or beats softmax, and without the normalisation loss it falls back.",
-            f"{TEXT_PAPER}, Sec. 4",
-        ),
-        Claim(
-            "S-speed",
-            "ReLUFormer is as fast as softmax, and about 1.7 times as fast as sparsemax and 1.5-entmax.",
-            f"{TEXT_PAPER}, Sec. 4",
-        ),
-        Claim(
-            "S-long",
-            "The advantage of ReLUFormer grows with the length of documents: on par to 256 tokens, ahead from 512.",
-            f"{TEXT_PAPER}, Sec. 5",
-        ),
-        Claim(
-            "S-distant",
-            "ReLU attention keeps distant words, and spends less on commas and stop words.",
-            f"{TEXT_PAPER}, Sec. 5",
-        ),
-        Claim(
-            "Q-text",
-            "The vision paper's L^-1 carries over to text: the best α is close to 1.",
-            "a question of ours, which neither paper answers",
-        ),
+def _side(interval: Interval, bound: float) -> str:
+    numbers = ", ".join(f"{value:+.3g}".replace("-", "−") for value in (interval.low, interval.high))
+    return f"{'more' if interval.mean > bound else 'less'} than {bound:g} ([{numbers}])"
+
+
+def settle(
+    claim: str,
+    outcome: Outcome,
+    sentence: str,
+    *,
+    rows: Sequence[TrainedResult],
+    scale: str,
+    numbers: Mapping[str, Any],
+    premises: Sequence[Premise] = (),
+    comparisons: Mapping[str, Comparison | None] | None = None,
+) -> Verdict:
+    """Return the verdict, undecided where a premise fails or most runs did not come to their end.
+
+    Its sentence then begins with the premise that failed. rows: what the verdict rests on. comparisons: what the
+    outcome hangs on, from which an undecided verdict says what would decide it.
+    """
+    known = {name: each for name, each in (comparisons or {}).items() if each is not None}
+    failed = [premise for premise in premises if not premise.holds]
+    outcome = settled(outcome, rows)
+    needed = ""
+    if failed:
+        outcome, needed = "undecided", " ".join(dict.fromkeys(premise.remedy for premise in failed if premise.remedy))
+        reasons = "; ".join(premise.sentence for premise in failed)
+        sentence = f"Nothing can be decided: {reasons}. {sentence}"
+    elif outcome == "undecided":
+        needed = would_decide(known, rows) if comparisons is not None else ""
+    return Verdict(claim, outcome, sentence, scale, seeds(rows), plain(numbers), list(premises), needed, known)
+
+
+def would_decide(comparisons: Mapping[str, Comparison], rows: Sequence[TrainedResult]) -> str:
+    """Say what would decide: how many seeds, and the core-hours that those to come take.
+
+    Of several comparisons whose interval holds a bound it is the one that needs most. Where a mean is less than its
+    standard error away from the bound, nobody knows on which side it will end up: then it is the seeds that make the
+    interval narrower than the margin.
+    """
+    number = len(seeds(rows))
+    hours = sum(row.core_seconds for row in rows) / 3600 / max(number, 1)
+    if not comparisons:
+        return f"A second seed of every setting ({_hours(hours)}) would give an interval." if number == 1 else ""
+    plans = {name: _seeds_to_decide(each) for name, each in comparisons.items() if _open(each)}
+    if not plans:
+        return ""
+    name = max(plans, key=lambda name: plans[name] or math.inf)
+    each, wanted = comparisons[name], plans[name]
+    count = f"{wanted or math.inf:,} {each.over}"
+    if wanted is None:
+        count = f"more than 1,000 {each.over}"
+    elif each.over == "seeds":
+        count += f", {wanted - each.seeds} more ({_hours(hours * (wanted - each.seeds))})"
+    if _clear(each):
+        bound = amount(_nearest(each), each.unit, signed=True)
+        mean = amount(each.mean, each.unit, signed=True)
+        return f"If {name} stays at {mean}, about {count}, would put its interval clear of {bound} four times in five."
+    now, margin = amount(each.half_width(each.seeds), each.unit), amount(each.margin, each.unit)
+    if wanted is not None and wanted <= each.seeds:
+        return f"{each.seeds} {each.over} give {name} to within ±{now}, already less than {margin}: too close to call."
+    return (
+        f"{each.seeds} {each.over} give {name} to within ±{now}, and its mean lies within that noise: about {count}, "
+        f"would give it to within ±{margin}."
     )
-}
+
+
+def _open(each: Comparison) -> bool:
+    return abs(each.mean - _nearest(each)) <= each.half_width(each.seeds)
+
+
+def _nearest(each: Comparison) -> float:
+    return min(each.bounds, key=lambda bound: abs(each.mean - bound))
+
+
+def _clear(each: Comparison) -> bool:
+    """Return True if the mean is more than a standard error away from every bound."""
+    return abs(each.mean - _nearest(each)) > each.deviation / math.sqrt(each.seeds)
+
+
+def _seeds_to_decide(each: Comparison) -> int | None:
+    if not _clear(each):
+        return each.seeds_for(each.margin)
+    wanted = each.seeds_for(abs(each.mean - _nearest(each)), surely=True)
+    return wanted if wanted is None else max(wanted, each.seeds + 1)
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:.1f} core-hours" if hours >= 0.95 else f"{60 * hours:.0f} core-minutes"

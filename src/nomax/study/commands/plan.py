@@ -1,0 +1,143 @@
+"""`nomax study NAME --plan`: what a study will cost, and what it will be able to tell, before it runs."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+
+from nomax.console import Console, Table
+from nomax.study import Study
+from nomax.study.engine.experiment import Experiment, TrainedExperiment
+from nomax.study.engine.result import ImageResult, Result, TrainedResult, finals
+from nomax.study.engine.runner import Estimate, share_left, unfinished
+from nomax.study.engine.statistics import accuracy, student
+from nomax.study.engine.store import Store
+from nomax.study.engine.verdict import amount
+
+NOTHING = "–"
+Place = tuple[str, int]  # a model and its length
+
+
+class Cost(NamedTuple):
+    """What some runs take."""
+
+    runs: int = 0
+    hours: float = 0.0
+    left: int = 0
+    hours_left: float = 0.0
+    trained: int = 0
+    """Trainings among them."""
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Cells of the table."""
+        return str(self.runs), f"{self.hours:.2f}", str(self.left), f"{self.hours_left:.2f}"
+
+
+def print_plan(
+    module: Study,
+    setup: Any,
+    runs: Sequence[Experiment],
+    store: Store,
+    sources: Mapping[str, Sequence[Result]],
+    console: Console,
+) -> None:
+    """Print hours and noise by model, and what the planned seeds can tell about each claim.
+
+    sources: finished runs by where they are from, the best source first; the first whose runs repeat a setting tells
+    the noise. A ValueError says if none does.
+    """
+    estimate = Estimate({row.key: row for rows in sources.values() for row in rows}.values())
+    number = len(setup.seeds)
+    origin, rows = next(((name, found) for name, found in sources.items() if noise(found)), ("", []))
+    known, costs = noise(rows), _costs(runs, store, estimate)
+    unit = "points" if any(isinstance(row, ImageResult) for row in rows) else "nats"
+    typical = math.sqrt(fmean(found**2 for found in known.values())) if known else math.nan
+    table = Table(box=SIMPLE_HEAD)
+    for column in ("model", "L", "runs", "core-hours", "to do", "core-hours", "noise of a seed", f"±, {number} seeds"):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    for place, cost in costs.items():
+        deviation = known.get(place, typical) if cost.trained else math.nan
+        # A difference of two runs has the noise of both.
+        width = student(number - 1) * deviation * math.sqrt(2 / number) if number > 1 else math.nan
+        said = [amount(value, unit) if value == value else NOTHING for value in (deviation, width)]
+        table.add_row(place[0], str(place[1]), *cost.cells, *said)
+    console.print(table)
+    whole = _total(costs.values())
+    console.print(
+        f"{len(runs)} runs, {whole.hours:.1f} core-hours in all; {whole.left} to do, {whole.hours_left:.1f} core-hours "
+        f"({estimate.source})."
+    )
+    if not known:
+        raise ValueError(
+            "nothing is known of the noise yet: no setting has been run with two seeds. A pilot tells it: the same "
+            "command with --seeds 2 instead of --plan, or with fewer settings."
+        )
+    console.print(
+        f"The noise is the standard deviation between seeds of {origin}; ± is how far the 95 % interval of one "
+        "difference reaches, at one model and length."
+    )
+    _print_claims(module, setup, rows, whole.hours / number, console)
+
+
+def _print_claims(module: Study, setup: Any, rows: Sequence[Result], hours: float, console: Console) -> None:
+    """The margin of each claim against the interval that the planned seeds give; hours are those of a seed."""
+    number = len(setup.seeds)
+    table = Table(box=SIMPLE_HEAD, title="What the planned seeds can tell")
+    for column in ("claim", "compared", f"±, {number} seeds", "margin", "seeds for it", "core-hours"):
+        table.add_column(column, justify="left" if column in ("claim", "compared") else "right", max_width=60)
+    for verdict in module.verdicts(rows, setup):
+        for name, each in verdict.comparisons.items():
+            here = number if each.over == "seeds" else each.seeds
+            width, wanted = each.half_width(here), each.seeds_for(each.margin)
+            said = [amount(value, each.unit) for value in (width, each.margin)]
+            if each.over == "settings":
+                cells = [f"{wanted or 'over 1,000'} settings", ""]
+            else:
+                cells = [str(wanted or "over 1,000"), "" if wanted is None else f"{hours * wanted:.1f}"]
+            table.add_row(verdict.claim, name, *said, *cells)
+    if table.row_count:
+        console.print(table)
+
+
+def noise(rows: Sequence[Result]) -> dict[Place, float]:
+    """Return the standard deviation of scores between seeds, by model and length, over all settings run repeatedly."""
+    cells: dict[tuple[Place, str], list[float]] = {}
+    for row in finals(rows):
+        score = _score(row)
+        if score is not None and row.status == "done":
+            settings = f"{row.label.rpartition(', seed')[0]}, {row.data}, {row.steps}, {row.batch_size}, {row.lr}"
+            cells.setdefault(((row.variant, row.tokens), settings), []).append(score)
+    variances: dict[Place, list[tuple[float, int]]] = {}
+    for (place, _), scores in cells.items():
+        if len(scores) > 1:
+            variances.setdefault(place, []).append((float(np.var(scores, ddof=1)), len(scores) - 1))
+    return {
+        place: math.sqrt(sum(variance * freedom for variance, freedom in found) / sum(freedom for _, freedom in found))
+        for place, found in variances.items()
+    }
+
+
+def _score(row: TrainedResult) -> float | None:
+    return accuracy(row) if isinstance(row, ImageResult) else row.loss
+
+
+def _costs(runs: Sequence[Experiment], store: Store, estimate: Estimate) -> dict[Place, Cost]:
+    """What runs take, by model and length."""
+    unfinished_keys = {run.key for run in unfinished(runs, store)}
+    costs: dict[Place, Cost] = {}
+    for run in runs:
+        place = (run.facts["variant"], run.facts["tokens"])
+        todo = run.key in unfinished_keys
+        left = estimate.seconds(run, share_left(run, store)) if todo else 0.0
+        one = Cost(1, estimate.seconds(run) / 3600, int(todo), left / 3600, isinstance(run, TrainedExperiment))
+        costs[place] = _total([costs.get(place, Cost()), one])
+    return costs
+
+
+def _total(costs: Iterable[Cost]) -> Cost:
+    runs, hours, left, hours_left, trained = map(sum, zip(*costs, strict=True))
+    return Cost(int(runs), hours, int(left), hours_left, int(trained))

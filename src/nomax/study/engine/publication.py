@@ -1,0 +1,99 @@
+"""A results folder as it was published: its runs count as done, wherever their folders are.
+
+So a fresh clone adds seeds to committed results without training what is in them again.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from nomax._files import read_json
+from nomax.study.engine.experiment import Experiment
+from nomax.study.engine.result import Result
+from nomax.study.engine.store import Store
+
+ADVICE = "Restore it, or give --fresh to do all of its runs again."
+DIAGNOSTICS = "diagnostics.jsonl"  # of a run: an object for each step at which it looked into itself
+POINTS = 100  # of them that are published
+DIGITS = 5
+LISTS = ("runs", "curves", "diagnostics")
+
+Entries = Mapping[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Publication:
+    """The content of a results folder, by run where there is something for each; empty if there is none."""
+
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """study.json."""
+    rows: Mapping[str, Result] = field(default_factory=dict)
+    curves: Entries = field(default_factory=dict)
+    diagnostics: Entries = field(default_factory=dict)
+
+    @staticmethod
+    def read(folder: Path) -> "Publication":
+        """Read a results folder; a ValueError names the file that is damaged, and the way out."""
+        if not (folder / "study.json").is_file():
+            return Publication()
+        try:
+            rows, curves, diagnostics = (_content(folder / f"{name}.json") for name in LISTS)
+            about = read_json(folder / "study.json", ADVICE)
+            results = {row.key: row for row in map(Result.from_dict, rows) if row.status != "failed"}
+            by_key = [{entry["key"]: entry for entry in entries} for entries in (curves, diagnostics)]
+            datetime.fromisoformat(about.get("finished", "2000-01-01"))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            told = str(error) if ADVICE in str(error) else f"{folder} is not what a study writes: {error!r}. {ADVICE}"
+            raise ValueError(told) from None
+        return Publication(about, results, *by_key)
+
+    def lend(self, store: Store, runs: Iterable[Experiment]) -> int:
+        """Make the published results known to a store that lacks them; return how many of these runs it got."""
+        wanted = {run.key for run in runs} & self.rows.keys()
+        lent = {key: self.rows[key] for key in sorted(wanted) if store.outcome(key) is None}
+        store.published |= lent
+        return len(lent)
+
+
+def _content(path: Path) -> Any:
+    return read_json(path, ADVICE) if path.exists() else []
+
+
+def read_diagnostics(folder: Path) -> list[dict[str, Any]]:
+    """Return what a run wrote about itself, step by step: at most POINTS of the steps, spread evenly, first and last.
+
+    A step that was done twice, since the run was interrupted, counts as it was done last. A line that is not whole, as
+    a kill leaves it, is left out.
+    """
+    try:
+        lines = (folder / DIAGNOSTICS).read_bytes().splitlines()
+    except OSError:
+        return []
+    by_step: dict[int, dict[str, Any]] = {}
+    for line in lines:
+        try:
+            point = json.loads(line)
+            by_step[int(point["step"])] = point
+        except (ValueError, TypeError, KeyError):
+            continue
+    points = [by_step[step] for step in sorted(by_step)]
+    last = len(points) - 1
+    places = range(len(points)) if last < POINTS else [round(n * last / (POINTS - 1)) for n in range(POINTS)]
+    return [_rounded(points[place]) for place in places]
+
+
+def diagnostics_json(entries: Iterable[Mapping[str, Any]]) -> str:
+    """Return diagnostics.json: a line for each run, since the points are many."""
+    lines = (json.dumps(entry, ensure_ascii=False, separators=(",", ":"), allow_nan=False) for entry in entries)
+    return "[\n" + ",\n".join(lines) + "\n]\n"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}") if abs(value) < float("inf") else None
+    if isinstance(value, dict):
+        return {name: _rounded(part) for name, part in value.items()}
+    return [_rounded(part) for part in value] if isinstance(value, list) else value
