@@ -90,9 +90,9 @@ def test_a_verdict_of_an_earlier_version_is_still_one() -> None:
 
 def test_rows_of_before_are_of_the_test_split_and_trials_are_told_apart() -> None:
     plain = row().to_dict()
-    del plain["holdout"]
-    old, trial = Result.from_dict(plain), row("1" * 16, holdout=500)
-    assert old.holdout == 0
+    del plain["held_out"]
+    old, trial = Result.from_dict(plain), row("1" * 16, held_out=0.1)
+    assert old.held_out == 0
     assert trial.label == "relu/L, mu/8, trial at 0.001, seed 0"
     assert (finals([old, trial]), trials([old, trial])) == ([old], [trial])
 

@@ -1,7 +1,7 @@
 """How large a study of images is: the data, the models, the number of steps. What trades time for certainty is here.
 
 default   the bundled images, few runs that learn: about five minutes on two cores
-day       models that have learned, and seeds enough to decide: hours, the largest questions first (--budget cuts it off)
+day       models that have learned, and seeds enough to decide: hours, the largest questions first (see --budget)
 hour      smaller and shorter runs of all: one to two hours for a study on two cores
 smoke     seconds: shows only that it works
 
@@ -221,7 +221,7 @@ SETUPS = {
                 Length(1, steps=940, data="cifar10", powers=RELU_ONLY),
             ),
             bar=0.75,
-            rates=(1e-3, 2e-3, 4e-3, 8e-3),
+            rates=(2e-3, 4e-3, 1e-3, 8e-3),
             tried=("softmax", "relu/L", "relu", "relu/L^0.5", "relu/L^2", "identity/L", "identity"),
             probes=("digits", "mnist"),
             gate_models=("S/32", "S/16", "S/8"),

@@ -181,7 +181,7 @@ class ImageExperiment(TrainedExperiment):
             "qk_norm": model.qk_norm,
             "gate": model.gate,
             "classes": model.num_classes,
-            "holdout": getattr(self.config, "holdout", 0),
+            "held_out": self.config.held_out,
         }
 
 

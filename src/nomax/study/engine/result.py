@@ -148,13 +148,13 @@ class ImageResult(TrainedResult):
     """The mean over the probes' data sets; None without probes."""
     probes: Mapping[str, float] = field(default_factory=dict)
     """Ten-shot accuracy by data set, the mean over three choices of the shots."""
-    holdout: int = 0
-    """Training images held out as the validation split that it is judged on; 0: it is judged on the test split."""
+    held_out: float = 0.0
+    """Share of the training images that it is judged on instead of the test split."""
 
     @property
     def trial(self) -> bool:
         """True if it was judged on a validation split."""
-        return self.holdout > 0
+        return self.held_out > 0
 
     @property
     def label(self) -> str:

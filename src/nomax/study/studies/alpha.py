@@ -14,7 +14,7 @@ from typing import Any
 from nomax.phi import ACTIVATIONS, SOFTMAX, Phi
 from nomax.study.engine.experiment import Experiment, ImageExperiment
 from nomax.study.engine.figure import Figure
-from nomax.study.engine.result import ImageResult, Result, tested, trained, where
+from nomax.study.engine.result import ImageResult, Result, finals, trained, where
 from nomax.study.engine.statistics import (
     Interval,
     accuracy,
@@ -61,10 +61,7 @@ def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
 def _rank(run: ImageExperiment, setup: Setup) -> int:
     """Return how much hangs on a run: 0 is the most."""
     phi = Phi.parse(run.config.model.phi)
-    if str(phi) in QUESTION:
-        rank = 0
-    else:
-        rank = 1 if phi.activation in ("relu", "identity") else 2
+    rank = 0 if str(phi) in QUESTION else 1 if phi.activation in ("relu", "identity") else 2
     return rank + (run.config.data != setup.data) + (run.config.lr != setup.lr)
 
 
@@ -89,7 +86,7 @@ def figures(rows: Sequence[Result], setup: Setup) -> list[Figure]:
 
 def verdicts(rows: Sequence[Result], setup: Setup) -> list[Verdict]:
     """Judge the five claims, at the lengths where softmax has learned."""
-    ground = alpha_sweep.ground(tested(rows), setup)
+    ground = alpha_sweep.ground(finals(rows), setup)
     return [
         _best_alpha(ground),
         _no_winner(ground),

@@ -141,9 +141,9 @@ def ground(rows: Sequence[ImageResult], setup: Setup) -> Ground:
         whole = list(premises.values()) or [learned([], accuracy, 0.0, lambda row: row.tokens)]
         return Ground(setup, same, same, whole, "")
     own = [row for row in rows if row.lr == setup.own_rate(row.phi)]
-    in_kept = [[row for row in some if row.tokens in kept] for some in (same, own)]
+    same, own = ([row for row in some if row.tokens in kept] for some in (same, own))
     left_out = f" Lengths that are left out: {short}." if short else ""
-    return Ground(setup, *in_kept, [premises[tokens] for tokens in kept], left_out)
+    return Ground(setup, same, own, [premises[tokens] for tokens in kept], left_out)
 
 
 def bar(data: str) -> float:

@@ -39,8 +39,8 @@ def figures(rows: Sequence[ImageResult], setup: Setup) -> list[Figure]:
     said = "; ".join(f"{phi} {rate:g} ({percent(tried[phi][rate])})" for phi, rate in best.items())
     said = f"Best: {said}." if said else "No trial has finished."
     caption = (
-        f"Accuracy on the {HELD_OUT:.0%} of the training images that were held out, one run for each φ and rate. {said} "
-        "A run that diverged counts as chance."
+        f"Accuracy on the {HELD_OUT:.0%} of the training images that were held out, one run for each φ and rate. {said}"
+        " A run that diverged counts as chance."
     )
     table = Table(
         ("φ", "learning rate", "accuracy on held-out images"),
