@@ -208,6 +208,7 @@ SETUPS = {
             data="fashion-mnist",
             steps=3750,
             batch_size=64,
+            lr=4e-3,
             warmup=200,
             precision="bf16",
             lengths=(

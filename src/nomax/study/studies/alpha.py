@@ -14,7 +14,7 @@ from typing import Any
 from nomax.phi import ACTIVATIONS, SOFTMAX, Phi
 from nomax.study.engine.experiment import Experiment, ImageExperiment
 from nomax.study.engine.figure import Figure
-from nomax.study.engine.result import ImageResult, Result, finals, trained, where
+from nomax.study.engine.result import ImageResult, Result, finals, where
 from nomax.study.engine.statistics import (
     Interval,
     accuracy,
@@ -29,7 +29,7 @@ from nomax.study.engine.statistics import (
 )
 from nomax.study.engine.verdict import MARGIN, Verdict, above, agree, basis, percent, points, worst
 from nomax.study.setup import Setup
-from nomax.study.studies import alpha_sweep, initial
+from nomax.study.studies import alpha_sweep, initial, inside
 from nomax.study.studies.alpha_sweep import Ground
 from nomax.train.console import Stop
 
@@ -70,16 +70,19 @@ def earlier_measurements(setup: Setup, numbers: Mapping[str, Mapping[str, Any]])
     return [run.result("done", numbers=run.measure(Stop())) for run in initial.measurements(setup)]
 
 
-def figures(rows: Sequence[Result], setup: Setup) -> list[Figure]:
-    """Accuracy over α by length, and the mean weight at initialisation over the length."""
+def figures(
+    rows: Sequence[Result], setup: Setup, diagnostics: Mapping[str, inside.Points] | None = None
+) -> list[Figure]:
+    """Accuracy over α by length, what attention does meanwhile, and the mean weight at initialisation."""
     title = "Accuracy of L⁻ᵅ·h over the exponent α"
     caption = (
         "Each h is trained with its weights multiplied by L⁻ᵅ; the broken line is softmax, which has no α. "
         "The paper's Fig. 2 shows the same for S/32, S/16 and S/8 on ImageNet."
     )
-    models = trained(rows)
+    models = [row for row in finals(rows) if row.lr == setup.lr]
     return [
         alpha_sweep.figure(models, _lines(models), "alpha", title, caption),
+        *([inside.figure(models, diagnostics)] if diagnostics else []),
         initial.figure(initial.collect(rows), setup),
     ]
 
