@@ -3,18 +3,35 @@
 import dataclasses
 from collections import Counter
 
+import numpy as np
 import pytest
 from study_rows import SETUP, grid
 
-from nomax import study
+from nomax import data, study
 from nomax.study import STUDIES, setup
 from nomax.study.engine.verdict import CLAIMS
 from nomax.study.setup import SETUPS
 
 SEEDS = (0, 1, 2)
+SIDES = {"fashion-mnist": (28, 28), "cifar10": (32, 32, 3)}
 NAMES = ("scaling", "alpha", "qk-norm", "gate")
 TEXT_NAMES = ("memory", "relu-attention", "documents", "text-phi")
 TITLE_LENGTH = 70
+
+
+@pytest.fixture
+def day(monkeypatch: pytest.MonkeyPatch) -> setup.Setup:
+    """The set-up whose data nobody has fetched: its grids need only their sizes."""
+    real = setup.source
+
+    def source(name: str) -> data.Source:
+        if name not in SIDES:
+            return real(name)
+        images = np.zeros((10, *SIDES[name]), np.uint8)
+        return data.ArraySource(images, np.arange(10), tuple(map(str, range(10))), name)
+
+    monkeypatch.setattr(setup, "source", source)
+    return SETUPS["day"]
 
 
 def test_the_studies_are_the_papers_four_figures_the_choices_they_rest_on_and_four_of_text() -> None:
@@ -30,7 +47,6 @@ def test_the_studies_are_the_papers_four_figures_the_choices_they_rest_on_and_fo
         ("alpha", (3 * 5 + 1) * 3 * 3),  # h, α, softmax, patches, seeds
         ("qk-norm", (2 * 5 * 2 + 1) * 3 * 3),
         ("gate", (2 * 5 * 2 + 1) * 3 * 3),
-        ("rate", 6 * 3 * 3),  # rates, patches, seeds
     ],
 )
 def test_a_grid_has_every_combination_once(name: str, count: int) -> None:
@@ -40,10 +56,49 @@ def test_a_grid_has_every_combination_once(name: str, count: int) -> None:
     assert Counter(run.config.seed for run in runs) == dict.fromkeys(SEEDS, count // 3)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["scaling", "qk-norm", "gate"])
 def test_whole_seeds_come_one_after_the_other(name: str) -> None:
     order = [run.config.seed for run in grid(name, SETUP, SEEDS)]
     assert order == sorted(order)
+
+
+def test_the_largest_questions_come_first_with_all_their_seeds(day: setup.Setup) -> None:
+    runs = grid("alpha", day, SEEDS)
+    asked = {"softmax", "relu/L", "relu"}
+    first = [run for run in runs if run.config.model.phi in asked and run.config.data == "fashion-mnist"]
+    assert first == runs[: len(first)]
+    assert len(first) == 3 * 3 * 3  # φ, lengths, seeds
+    assert [run.config.seed for run in first] == sorted(run.config.seed for run in first)
+
+
+def test_a_day_has_a_grid_of_its_own_for_every_length(day: setup.Setup) -> None:
+    runs = grid("alpha", day, (0,))
+    counts = Counter((run.config.data, run.config.model.tokens) for run in runs)
+    every_h = 1 + 7 * 4 + 1  # softmax, seven h with four α, and relu with α = 2
+    assert counts == {
+        ("fashion-mnist", 49): every_h,
+        ("fashion-mnist", 16): every_h,
+        ("fashion-mnist", 196): 1 + 5 + 2 + 2,
+        ("cifar10", 64): 4,
+        ("cifar10", 256): 4,
+        ("cifar10", 1024): 4,
+    }
+    assert all(run.config.steps * run.config.batch_size >= 120_000 for run in runs if run.config.model.tokens < 1000)
+    assert len(setup.adapted(day, alphas=(0.0, 1.0)).every_length()) == 3  # what is asked for holds everywhere
+
+
+def test_trials_are_judged_on_held_out_images_with_a_seed_of_their_own(day: setup.Setup) -> None:
+    runs = grid("rate", day, SEEDS)
+    assert len(runs) == len(day.rates) * len(day.tried)
+    assert {run.config.held_out for run in runs} == {0.1}
+    assert {run.config.seed for run in runs}.isdisjoint(SEEDS)
+    assert {run.config.held_out for run in grid("alpha", day, (0,))} == {0.0}
+
+
+def test_a_phi_with_a_best_rate_of_its_own_is_trained_with_both() -> None:
+    told = dataclasses.replace(SETUP, own_rates=(("relu", 5e-4),))
+    rates = [run.config.lr for run in grid("alpha", told, (0,)) if run.config.model.phi == "relu"]
+    assert sorted(rates) == [5e-4] * 3 + [2e-3] * 3
 
 
 @pytest.mark.parametrize("name", ["qk-norm", "gate"])
@@ -69,11 +124,11 @@ def test_the_sweeps_take_three_lengths_of_the_smallest_model_and_scaling_every_s
 
 
 def test_the_study_over_sizes_trains_longer_unless_told_how_long_and_with_which_patches() -> None:
-    hour = SETUPS["hour"]
+    hour = setup.named("hour", study.load("scaling").CHANGES)
     assert {(run.config.steps, run.config.model.variant) for run in grid("scaling", hour, (0,))} == {
         (2400, f"{size}/{patch}") for size in ("mu", "pico", "nano") for patch in (14, 7, 4)
     }
-    assert {run.config.steps for run in grid("alpha", hour, (0,))} == {600}
+    assert {run.config.steps for run in grid("alpha", SETUPS["hour"], (0,))} == {600}
     told = setup.adapted(hour, steps=80, models=("pico/7", "mu/7"))
     runs = grid("scaling", told, (0,))
     assert {(run.config.steps, run.config.model.variant) for run in runs} == {(80, "pico/7"), (80, "mu/7")}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from errno import EACCES, ENOTDIR
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import permutations
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -130,6 +131,10 @@ def entry(name: str) -> Entry | TextEntry:
     if name in TEXTS:
         return TEXTS[name]
     names = [*ENTRIES, *TEXTS]
+    if name.startswith("help-"):
+        raise ValueError(
+            f"there is no data set {name!r}. help-SOURCE-TARGET takes two languages of {', '.join(HELP_LANGUAGES)}."
+        )
     raise ValueError(f"there is no data set {name!r}{did_you_mean(name, names)} There are {', '.join(names)}.")
 
 
@@ -368,5 +373,89 @@ _TEXTS = (
     ),
 )
 
+# The packages of LibreOffice's help: bytes and SHA-256 by language. en is American English; Slovak's holds no pages.
+HELP_VERSION = "4:7.4.7-1+deb12u14"
+HELP_LANGUAGES = {
+    "ca": (5_713_108, "194dfad8a2f1bc76a442a568d3eee13add77338ff081e177f8df6eb95e336ace"),
+    "cs": (3_250_456, "9fcbf9b3cbbc1370d827d5bc59df0227fa95bdf3b5628b907ef5fb4d8d55be6a"),
+    "da": (3_227_248, "53313a9c7a4bb25ff3d648ab629f69144a65adc4f67ad38da6e55b05165618c8"),
+    "de": (3_293_908, "00490b63c509ac96f7f212d6a6e40452d3e0d1f97ccf4b824dd5ec4c01e8277f"),
+    "dz": (3_294_848, "1380379dab641b8a9a4740474878e245bab22f9d3c2794b5585dcf025f24b749"),
+    "el": (3_663_704, "ed4c905d0df5761be817f59381ce7c48fa50ec9cef5737c83e66aa7d3c898f79"),
+    "en": (1_753_504, "8faa840285734d6cfe1ed25537b48f07e74bd6412e3917bf8e5f8a653f7b3712"),
+    "en-gb": (3_071_712, "14255f4605fe2ca388ac70df7acce49da316e9c6f0f8d2c2435cbc7cc234a8bf"),
+    "es": (3_271_860, "9128a84d83d92c8b1c618d90469d16affddb7d1290b09d42a0c5109cb16f0480"),
+    "et": (3_163_816, "e52d7115195642283a14c052e610957cbed8435f06beb35139823722c8942839"),
+    "eu": (3_148_512, "e88eaa5da5d9254a7c9bc1a6ac89d04758380adc044f9a007f666de68ef9aa91"),
+    "fi": (3_135_816, "47b0bf9820e7eef19de7d56400aae8139de26eca4f3d72f57d6769c751630f26"),
+    "fr": (3_237_008, "c796530d3e95af1ea4d054076682efc8aad2b569ae9513f3d4a776b2df3fd206"),
+    "gl": (3_229_920, "c1cf71cc98ed2c08060bfcf55cbc03d3d72e0fe7c3f5192b034c87cbf6b6e679"),
+    "hi": (3_180_692, "fda6f59354cb79f7ecfe379a502b009119a506aa0873416b044f1f39ad00a4cf"),
+    "hu": (3_329_808, "d4ae75812fdeb6f2b03fac6bc0f95d3f6824b75706930e806d41c751e68ffe27"),
+    "id": (3_121_408, "5aa8c2894f8638fb2ec50cce72f81e9559f9baf45845c40b990b7f046e3f73d4"),
+    "it": (3_183_388, "7fa29342a302bb495981fdabf98f3a9c3628123f3f191b2a5c95cb583c9ff212"),
+    "ja": (3_707_444, "7799ace9bfe0845771ed2499913e7f7e521318cf3727c007672e3b020f8eb7b9"),
+    "km": (3_436_660, "58700c6513c15d78e6dbbfda82b05f45fcb5a8acf0832f3dca50918d71e27f50"),
+    "ko": (3_276_556, "7ef2d854e9ed58e6bf861cfa9fa2579555233f9df874baf327fcb07ccd190669"),
+    "nl": (3_243_012, "8b4b49a7d1bd0df3aa4693eeebe3f6886655427eaf736d9289c5ff6fbf489591"),
+    "om": (3_207_236, "97c58a5f6b34a871594c807b034c5d5dce693d10e089a41c5faf1e50cf37bf8b"),
+    "pl": (3_364_192, "27441ce6d1303524b223aa94a17356bf7195f388d9b05a9e5e346866d7983694"),
+    "pt": (3_228_592, "0130802d755de8666c663cc0745ba7a23d546d35a918f349a7a9adb78d16e7a4"),
+    "pt-br": (3_239_640, "600d4294e52a6534be923521aff7b1b9eb7e6ddb7e30b2598ad04b2fe9cf8278"),
+    "ru": (3_376_812, "5a2f75d5b0dfcf660275070647af528a81be28b5d3e9c3ec2d419ef5518db7a2"),
+    "sl": (3_212_980, "98c06e58e4cf90c5ccc98d5d7bb069edbbf64845dcdf485cce24a16598d40c90"),
+    "sv": (3_189_796, "1b34145188f08aff7029fdc1ae378141494743d93cb09d9a3e782a229941ab66"),
+    "tr": (3_213_032, "8fe832104805b66d2dc5c153564bcc55b5a084e10b3c3a3ea773c4b57659bfb8"),
+    "vi": (3_172_992, "fcc4f84cd28d094f8663d1b68b98a7d562f3c71c8beeb71401c4859f1027aaaf"),
+    "zh-cn": (3_435_780, "db867cdece4c2f9c7eebe65e519c6cf386fdcf49d6e061db3dffec893b3e1dee"),
+    "zh-tw": (3_519_328, "f79cb2bee8d8d783efd825051a957b4c97a56dad5a05bde0ee90e66099331209"),
+}
+HELP_PAIRS = {f"help-{source}-{target}": (source, target) for source, target in permutations(HELP_LANGUAGES, 2)}
+
+
+def help_package(language: str) -> Package:
+    """Return the package with LibreOffice's help in a language."""
+    name = f"libreoffice-help-{'en-us' if language == 'en' else language}"
+    file = f"{name}_{HELP_VERSION.replace(':', '%3a')}_all.deb"
+    return Package("apt", name, HELP_VERSION, file, *HELP_LANGUAGES[language])
+
+
+def _help(name: str, **known: Any) -> TextEntry:
+    source, target = HELP_PAIRS[name]
+    packages = help_package(source), help_package(target)
+    return TextEntry(
+        name,
+        f"LibreOffice's help, {source} to {target}, paragraph by paragraph; a document is a page",
+        (source, target),
+        licence="MPL-2.0",
+        reader="nomax.data.prepare.libreoffice:prepare",
+        packages=packages,
+        **{"counts": {}, "documents": {}, "prepared": 6 * sum(package.size for package in packages), **known},
+    )
+
+
+_HELP_DE_EN = _help(
+    "help-de-en",
+    counts={"train": 32_944, "valid": 838, "test": 1_205},
+    documents={"train": 2_229, "valid": 58, "test": 111},
+    prepared=6_690_699,
+    arrays={
+        "train.jsonl": "d5c2eed4b6a781ace59fe1a2ee1214af36c8c3e7badc319622908ad891321049",
+        "valid.jsonl": "b9f6cb9b6cc132b2bedebb66786dc4187b2be663a72f0b063a19a832be88b45d",
+        "test.jsonl": "bf426abe00d5391a66350fc595318dff78aef2763a7e66afc6e1ed472261b86d",
+    },
+)
+
+
+class _Texts(dict[str, TextEntry]):
+    """The data sets of text by name. Iteration lists one pair of the help's languages; lookup knows them all."""
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or name in HELP_PAIRS
+
+    def __missing__(self, name: str) -> TextEntry:
+        return _help(name)
+
+
 ENTRIES: dict[str, Entry] = {entry.name: entry for entry in _IMAGES}
-TEXTS: dict[str, TextEntry] = {entry.name: entry for entry in _TEXTS}
+TEXTS = _Texts({entry.name: entry for entry in (*_TEXTS, _HELP_DE_EN)})

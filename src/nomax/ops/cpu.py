@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn import Parameter
 from torch.utils.flop_counter import register_flop_formula
 
 from nomax.ops import length
@@ -20,8 +21,9 @@ from nomax.phi import ACTIVATIONS, Phi
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
 
-# torch.ops.nomax.attend_forward once it is loaded: a tiny call would notice the time it takes to look it up.
+# Operators without an autograd formula, once they are loaded: a tiny call would notice the time to look them up.
 attend_forward: Any = None
+attend_gradients: Any = None
 _loaded = False
 _lock = Lock()
 
@@ -60,7 +62,9 @@ def attend(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     differentiable = torch.is_grad_enabled() and (
         query.requires_grad or key.requires_grad or value.requires_grad or (mask is not None and mask.requires_grad)
     )
-    operator = torch.ops.nomax.attend if differentiable else torch.ops.nomax.attend_forward
+    operator = attend_forward
+    if differentiable:
+        operator = _Attend.apply if _is_eager(query, key, value, mask) else torch.ops.nomax.attend
     out, statistics = operator(
         query, key, value, mask, problem.row_gain, problem.row_shift, problem.seed, query_offsets, key_offsets,
         CODES[problem.activation], problem.scale, problem.gain, problem.shift, problem.diagonal, problem.dropout,
@@ -78,6 +82,15 @@ def _is_linear(problem: Problem) -> bool:
     )
 
 
+def _is_eager(*tensors: Tensor | None) -> bool:
+    """Return whether these are plain tensors that nothing traces or transforms: `_Attend` serves those only."""
+    return (
+        all(x is None or type(x) is Tensor or type(x) is Parameter for x in tensors)
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
 def attend_plainly(query: Tensor, key: Tensor, value: Tensor, phi: str | Phi) -> Tensor | None:
     """Answer the plainest call by the shortest way; return None if anything is special about it, or wrong with it.
 
@@ -88,8 +101,7 @@ def attend_plainly(query: Tensor, key: Tensor, value: Tensor, phi: str | Phi) ->
         not (type(query) is type(key) is type(value) is Tensor and isinstance(phi, str | Phi))
         or torch.compiler.is_compiling()
         or attend_forward is None
-        or torch.is_autocast_enabled("cpu")
-        or (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))
+        or (torch.is_autocast_enabled("cpu") and not _are_cast(query, key, value))
         or torch._C._are_functorch_transforms_active()
         or torch._C._is_tracing()
         or forward_ad._current_level >= 0
@@ -102,12 +114,20 @@ def attend_plainly(query: Tensor, key: Tensor, value: Tensor, phi: str | Phi) ->
         code, gain, shift = _constants(phi, key_shape[2])
         if code is None or not (shape[1] == key_shape[1] and shape[3] and key_shape[2]):
             return None
-        return attend_forward(
+        differentiable = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+        operator = _Attend.apply if differentiable else attend_forward
+        out: Tensor = operator(
             query, key, value, None, None, None, None, None, None,
             code, shape[3] ** -0.5, gain, shift, None, 0.0, False,
         )[0]  # fmt: skip
+        return out
     except (RuntimeError, ValueError):
         return None  # the general way finds out what is wrong, and says it in words
+
+
+def _are_cast(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Return whether autocast, which is on, has nothing to convert."""
+    return query.dtype is key.dtype is value.dtype is torch.get_autocast_dtype("cpu")
 
 
 @lru_cache(maxsize=2**14)  # decoding asks for one length after the other
@@ -133,13 +153,14 @@ def instruction_sets() -> list[str]:
 
 def load() -> None:
     """Load the compiled library and tell torch all about its operators, which from then on are torch.ops.nomax."""
-    global _loaded, attend_forward
+    global _loaded, attend_forward, attend_gradients
     if _loaded:
         return
     with _lock:
         if not _loaded:
             _register()
             attend_forward = torch.ops.nomax.attend_forward.default
+            attend_gradients = torch.ops.nomax.attend_gradients.default
             _loaded = True
 
 
@@ -164,17 +185,18 @@ def _register() -> None:
         torch.library.register_vmap(f"nomax::{name}", _vmap(getattr(operators, name), (0, 1)))
         register_flop_formula(getattr(operators, name), get_raw=False)(_flops)
     torch.library.register_autograd("nomax::attend", _backward, setup_context=_save)
-    torch.library.register_fake("nomax::attend_backward", _shapes_backward)
     torch.library.register_autograd("nomax::attend_backward", _refuse, setup_context=_save_nothing)
-    torch.library.register_vmap("nomax::attend_backward", _vmap(operators.attend_backward, (0, 0, 0, 0), before=2))
-    register_flop_formula(operators.attend_backward, get_raw=False)(_flops_backward)
+    for name in ("attend_backward", "attend_gradients"):
+        torch.library.register_fake(f"nomax::{name}", _shapes_backward)
+        torch.library.register_vmap(f"nomax::{name}", _vmap(getattr(operators, name), (0, 0, 0, 0), before=2))
+        register_flop_formula(getattr(operators, name), get_raw=False)(_flops_backward)
     torch.library.register_fake("nomax::attend_linear", _shapes_linear)
     torch.library.register_autograd("nomax::attend_linear", _backward_linear, setup_context=_save_linear)
     torch.library.register_vmap("nomax::attend_linear", _vmap_linear)
     register_flop_formula(operators.attend_linear, get_raw=False)(_flops_linear)
     torch.library.register_fake("nomax::gelu", lambda x, bias, tanh: torch.empty_like(x))
     torch.library.register_fake("nomax::gelu_", lambda x, bias, tanh: None)
-    torch.library.register_fake("nomax::gelu_backward", lambda grad, x, bias, tanh: torch.empty_like(x))
+    torch.library.register_fake("nomax::gelu_backward", _shapes_gelu_backward)
 
 
 class Arguments(NamedTuple):
@@ -204,6 +226,7 @@ class Arguments(NamedTuple):
 
 TENSORS = Arguments._fields.index("activation")  # as many of them are tensors
 MASK = Arguments._fields.index("mask")
+WITHOUT_GRADIENT = (None,) * (len(Arguments._fields) - MASK - 1)
 
 
 def _shapes(*inputs: Any) -> tuple[Tensor, Tensor]:
@@ -226,18 +249,47 @@ def _shapes_linear(query: Tensor, key: Tensor, value: Tensor, *factors: Any) -> 
     return query.new_empty(batch, queries, heads, value.shape[-1]).transpose(1, 2)
 
 
+def _shapes_gelu_backward(
+    grad: Tensor, x: Tensor, bias: Tensor | None, tanh: bool, bias_wanted: bool
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), x.new_empty(x.shape[1] if bias_wanted else 0, dtype=torch.float32)
+
+
+class _Attend(torch.autograd.Function):
+    """The formula of `attend` for eager calls: the same kernels, without what torch.library does around a formula."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        _save(ctx, inputs, None)
+        ctx.set_materialize_grads(False)  # the statistics rarely have a gradient
+        out: tuple[Tensor, Tensor] = attend_forward(*inputs)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, grad_statistics: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            query, value = ctx.saved_tensors[0], ctx.saved_tensors[2]
+            grad = query.new_zeros(*query.shape[:3], value.shape[3])
+        # With create_graph=True the gradient needs a formula, too: the one that refuses.
+        operator = torch.ops.nomax.attend_backward if torch.is_grad_enabled() else attend_gradients
+        return _gradients(ctx, operator, grad, grad_statistics)
+
+
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.save_for_backward(*inputs[:TENSORS])
     ctx.settings, ctx.rows = inputs[TENSORS:-1], inputs[-1]
 
 
 def _backward(ctx: Any, grad: Tensor, grad_statistics: Tensor) -> tuple[Tensor | None, ...]:
+    return _gradients(ctx, torch.ops.nomax.attend_backward, grad, grad_statistics if ctx.rows else None)
+
+
+def _gradients(ctx: Any, operator: Any, grad: Tensor, grad_statistics: Tensor | None) -> tuple[Tensor | None, ...]:
     tensors, bias_wanted = ctx.saved_tensors, ctx.needs_input_grad[MASK]
-    query, key, value, bias = torch.ops.nomax.attend_backward(
-        grad, grad_statistics.contiguous() if ctx.rows else None, *tensors, *ctx.settings, bias_wanted
-    )
-    unused = len(Arguments._fields) - MASK - 1
-    return query, key, value, bias.to(tensors[MASK].dtype) if bias_wanted else None, *(None,) * unused
+    if grad_statistics is not None:
+        grad_statistics = grad_statistics.contiguous()
+    query, key, value, bias = operator(grad, grad_statistics, *tensors, *ctx.settings, bias_wanted)
+    return query, key, value, bias.to(tensors[MASK].dtype) if bias_wanted else None, *WITHOUT_GRADIENT
 
 
 def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -71,10 +71,10 @@ class _Gelu(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, bias = context.saved_tensors
+        bias_wanted = bias is not None and context.needs_input_grad[1]
         if torch.is_grad_enabled():  # somebody wants the second derivative
             inner = x if bias is None else (x + bias).to(x.dtype)
             slope = torch.ops.aten.gelu_backward(grad, inner, approximate="tanh" if context.tanh else "none")
-        else:
-            slope = torch.ops.nomax.gelu_backward(grad.contiguous(), x, bias, context.tanh)
-        wanted = bias is not None and context.needs_input_grad[1]
-        return slope, slope.sum(0, dtype=bias.dtype) if wanted else None, None
+            return slope, slope.sum(0, dtype=bias.dtype) if bias_wanted else None, None
+        slope, total = torch.ops.nomax.gelu_backward(grad.contiguous(), x, bias, context.tanh, bias_wanted)
+        return slope, total if bias_wanted else None, None

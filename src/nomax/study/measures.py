@@ -1,4 +1,4 @@
-"""Measurements of a model after its training, on the test split.
+"""Measurements of a model after its training, on the test split; of trials, on the validation split.
 
 Of images: accuracy and loss, which the training itself ends with; ten-shot probes, and accuracy among some labels.
 Of text:
@@ -95,7 +95,7 @@ def _some(source: data.Source, number: int) -> data.Source:
 def measure_text(run: TextExperiment, folder: Path, device: str, stop: Stop) -> dict[str, Any] | None:
     """Return all that is measured, by column; None if asked to stop."""
     trained = load_text(folder, device)
-    corpus = text_data.of_run(run.config, "test")
+    corpus = text_data.of_run(run.config, run.split)
     examples = text_data.examples(run.config, corpus, trained.tokenizer)
     total, count = nll(trained.model, run.config, examples)
     results: dict[str, Any] = {"loss": total / count, "measured": {}}

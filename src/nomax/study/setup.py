@@ -82,8 +82,6 @@ class Setup:
     augment: bool = False
     """Move and flip small images. Runs that see each image a few times learn less from it, so they do without; images
     that have another size than image_size are resized."""
-    bar: float = 0.0
-    """The accuracy that softmax must reach before anything is judged: below it nothing has been learned yet."""
     probes: tuple[str, ...] = ()
     """Data sets of ten-shot probes, for studies that have them."""
     probe_images: int = 0
@@ -220,7 +218,6 @@ SETUPS = {
                 Length(2, steps=1875, data="cifar10", powers=RELU_ONLY),
                 Length(1, steps=940, data="cifar10", powers=RELU_ONLY),
             ),
-            bar=0.75,
             rates=(2e-3, 4e-3, 1e-3, 8e-3),
             tried=("softmax", "relu/L", "relu", "relu/L^0.5", "relu/L^2", "identity/L", "identity"),
             probes=("digits", "mnist"),

@@ -1,7 +1,8 @@
 """How large a study of text is: the data, the model, the number of steps. Set-ups are called as those of images are.
 
 default   a small model and a reduced grid: minutes; it needs `nomax data get bible-en-es`
-hour      one to two hours for a study on two cores; five for all of documents
+day       models that translate, on LibreOffice's help: hours; it needs `nomax data get help-de-en`
+hour      smaller models on the Bible: one to two hours for a study on two cores; five for all of documents
 smoke     seconds: shows only that it works
 """
 
@@ -14,12 +15,25 @@ from nomax.data.registry import TEXTS
 from nomax.data.text import Corpus
 from nomax.models import ReLUFormerConfig
 from nomax.nn import RELUFORMER
-from nomax.study.engine.experiment import TextExperiment
+from nomax.study.engine.experiment import TextExperiment, attention_name
 from nomax.train.text import data as text_data
 from nomax.train.text.config import GAMMA, PENALTY, TextConfig
 
 # What every translation is measured by, so that studies share their runs.
 MEASURES = ("bleu", "rows", "memory")
+
+
+TRIAL_SEED = 9  # of trials, which no verdict uses
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is chosen by trials for each kind of attention. All kinds get as many trials."""
+
+    lr: float
+    warmup: int
+    penalty: float = PENALTY
+    """The weight of each of ReLUFormer's losses; of no effect on other kinds."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +76,13 @@ class TextSetup:
     penalty: float = PENALTY
     """The weight of each of its losses."""
     warmup: int = 60
+    chosen: tuple[tuple[str, Settings], ...] = ()
+    """What the study text-rate chose for a kind of attention on the validation split, where it is not the above."""
+    trials: tuple[Settings, ...] = (Settings(2e-3, 60), Settings(4e-3, 60), Settings(8e-3, 60))
+    """What it tries with every kind."""
+    trial_steps: int = 0
+    """Steps of a trial; 0: as many as a run has."""
+    dropout: float = 0.0
     precision: Literal["fp32", "bf16"] = "fp32"
     test_pairs: int = 120
     """Pairs of the test split that are translated and looked into; the test loss is of all."""
@@ -91,10 +112,11 @@ class TextSetup:
         slots: int | None = None,
         documents: int | None = None,
         measures: tuple[str, ...] = MEASURES,
+        settings: Settings | None = None,
     ) -> TextExperiment:
         """A run of this set-up. losses: ReLUFormer's, of normalisation and of entropy.
 
-        reluformers: with its learned gain and its learning rate.
+        reluformers: with its learned gain and its learning rate. settings: in place of what was chosen.
         """
         translates = task == "translate"
         length = documents or self.length
@@ -113,7 +135,7 @@ class TextSetup:
             memory_norm=memory_norm,
             joined_norm=joined_norm,
             max_length=length,
-            dropout=0.0,  # a model this small learns little by heart, and most runs see their text about once
+            dropout=self.dropout,
         )
         large = documents is not None and translates
         steps = self.document_steps if large else self.steps
@@ -139,8 +161,23 @@ class TextSetup:
             keep=1,
             device=self.device,
         )
+        settings = settings or dict(self.chosen).get(attention_name(config))
+        if settings is not None:
+            config = replace(
+                config,
+                lr=settings.lr,
+                warmup=min(settings.warmup, steps // 5),
+                normalisation_penalty=settings.penalty * losses[0],
+                entropy_penalty=settings.penalty * losses[1],
+            )
         config.check()
         return TextExperiment(config, measures, self.test_pairs)
+
+    def trial(self, settings: Settings, phi: str, **others: Any) -> TextExperiment:
+        """A run that helps to choose settings: shorter, and judged on the validation split."""
+        shorter = replace(self, steps=self.trial_steps or self.steps)
+        run = shorter.run(phi, seed=TRIAL_SEED, settings=settings, measures=("bleu",), **others)
+        return replace(run, split="valid")
 
     def reluformer(self, *, losses: tuple[bool, bool] = (True, True), **others: Any) -> TextExperiment:
         """A run with ReLUFormer's φ, its gain learned per head, and its two losses or some of them."""
@@ -163,6 +200,30 @@ SETUPS = {
         ),
         TextSetup("hour"),
         TextSetup(
+            "day",
+            data="help-de-en",
+            vocabulary=2000,
+            dim=128,
+            heads=4,
+            layers=3,
+            slots=(64, 512, 4096),
+            base_slots=512,
+            lengths=(128, 256, 512, 1024),
+            steps=4000,
+            batch_size=2048,
+            document_passes=2,
+            lr=2e-3,
+            reluformer_lr=2e-3,
+            warmup=400,
+            # A kind without losses of its own has its warm-up tried where ReLUFormer has their weight, too.
+            trials=tuple(
+                Settings(rate, *others) for others in ((400, 0.03), (1200, 0.1)) for rate in (2e-3, 4e-3, 1e-3)
+            ),
+            trial_steps=1000,
+            dropout=0.1,
+            test_pairs=600,
+        ),
+        TextSetup(
             "smoke",
             dim=32,
             layers=1,
@@ -175,6 +236,7 @@ SETUPS = {
             activations=("relu",),
             alphas=(0.0, 1.0),
             seeds=(0, 1),
+            trials=(Settings(1e-3, 1), Settings(2e-3, 1)),
             steps=4,
             batch_size=256,
             warmup=1,

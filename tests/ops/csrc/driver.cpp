@@ -249,10 +249,16 @@ std::string check_gelu(Type type, bool tanh, bool with_bias, int64_t rows, int64
     Tensor& out = backward ? other : in;
     const Elements e{in.memory.data(), backward ? gradient.memory.data() : nullptr, out.memory.data(), type, width,
                      with_bias ? bias.data() : nullptr, tanh};
-    kernel.gelu(e, 0, rows / 3);
-    kernel.gelu(e, rows / 3, rows - rows / 3);
+    std::vector<float> sums(size_t(kernel.width(width)), 0);
+    kernel.gelu(e, {0, 0, 0, rows / 3, backward ? sums.data() : nullptr});
+    kernel.gelu(e, {0, 0, rows / 3, rows - rows / 3, backward ? sums.data() : nullptr});
     const std::string wrong = out.difference(backward ? "gelu gradient" : "gelu", backward ? slope : value, FLOAT_SLACK);
     if (!wrong.empty()) return wrong;
+    for (int64_t column = 0; backward && column < width; column++) {
+      double sum = 0, size = 0;
+      for (int64_t i = column; i < rows * width; i += width) sum += slope.value[size_t(i)], size += slope.size[size_t(i)];
+      if (!(std::fabs(double(sums[size_t(column)]) - sum) <= FLOAT_SLACK * size)) return "the bias's gradient";
+    }
   }
   return "";
 }

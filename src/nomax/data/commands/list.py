@@ -4,11 +4,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 
 from rich import box
 
 from nomax.console import Console, Table
-from nomax.data.registry import ENTRIES, TEXTS, Entry, TextEntry, cache_folder
+from nomax.data.registry import ENTRIES, HELP_LANGUAGES, TEXTS, Entry, TextEntry, cache_folder
 
 NOT_HERE = "not here"
 
@@ -34,6 +35,8 @@ def run(options: Options) -> int:
         print(f"nomax data list: {error}", file=sys.stderr)
         return 2
     console.print(_images(states), "", _texts(states), "", sep="\n")
+    languages = ", ".join(HELP_LANGUAGES)
+    console.print(fill(f"Besides help-de-en, help-SOURCE-TARGET takes any two of {languages}.", 79))
     if NOT_HERE in states.values():
         console.print("To get one that is not here: nomax data get NAME")
     for name, packages in {entry.name: missing(entry) for entry in ENTRIES.values()}.items():

@@ -30,6 +30,10 @@ class ChecksumError(ValueError):
     """A file is not the one that the registry knows."""
 
 
+class ClientError(OSError):
+    """A package client failed."""
+
+
 def get(
     entry: Entry | TextEntry,
     root: Path | None = None,
@@ -163,6 +167,10 @@ class Client:
     program: str
     install: str
     command: Callable[[Package], list[str]]
+    unknown: tuple[str, ...]
+    """What it says when the registry has no package of that name and version."""
+    update: str = ""
+    """Advice for that case."""
 
 
 CLIENTS = {
@@ -174,11 +182,14 @@ CLIENTS = {
             *("npm", "pack", "--silent", "--ignore-scripts", "--cache", "cache"),
             f"{package.name}@{package.version}",
         ],
+        ("E404", "ETARGET"),
     ),
     "apt": Client(
         "apt-get",
         "apt-get comes with Debian and its descendants",
         lambda package: ["apt-get", "download", "--quiet", f"{package.name}={package.version}"],
+        ("was not found", "Unable to locate package"),
+        "`apt-get update` may help; if not, ",
     ),
 }
 
@@ -200,7 +211,16 @@ def download(package: Package, folder: Path, report: Report) -> Path:
             check_size(package, done, f"`{shlex.join(command)}`")
             report(title, min(done, package.size), package.size, "bytes")
 
-        _run(command, Path(aside), watch)
+        try:
+            _run(command, Path(aside), watch)
+        except ClientError as error:
+            if not any(text in str(error) for text in client.unknown):
+                raise
+            raise ClientError(
+                f"{error}\nThe registry that {client.program} is set up for does not offer {title}, the version whose "
+                f"checksum nomax knows. {client.update or 'To go on, '}get {package.file} from an archive or another "
+                "machine, and pass it with --from."
+            ) from None
         file = Path(aside, package.file)
         if not file.is_file():
             raise FileNotFoundError(f"`{shlex.join(command)}` succeeded but left no file named {package.file}.")
@@ -258,7 +278,7 @@ def _run(command: list[str], folder: Path, watch: Callable[[int], None]) -> None
                 process.wait()
     if process.returncode != 0:
         said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-8:]
-        raise OSError("\n".join([f"`{shlex.join(command)}` failed (exit code {process.returncode}):", *said]))
+        raise ClientError("\n".join([f"`{shlex.join(command)}` failed (exit code {process.returncode}):", *said]))
 
 
 def _size(folder: Path) -> int:

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -209,14 +210,16 @@ Tensor empty(const char* what, std::vector<int64_t> sizes, const std::vector<int
   return Tensor(handle);
 }
 
+// Dense, with the dimensions of x in the order that they have there, as torch's own empty_like has it. That one goes
+// through the dispatcher, which takes longer than the work of a tiny call.
 Tensor empty_like(const char* what, const Tensor& x) {
-  try {
-    return torch::stable::empty_like(x);
-  } catch (const std::exception&) {      // it would say only that aten::empty_like failed
-    int64_t bytes = x.scalar_type() == ScalarType::Float ? 4 : 2;
-    for (int64_t d = 0; d < x.dim(); d++) bytes = product(bytes, x.size(d));
-    refuse(what, bytes, FEWER);
-  }
+  std::vector<int64_t> sizes(size_t(x.dim())), order(size_t(x.dim()));
+  for (int64_t d = 0; d < x.dim(); d++) sizes[size_t(d)] = x.size(order[size_t(d)] = d);
+  const auto stride = [&](int64_t d) { return x.size(d) == 1 ? 0 : x.stride(d); };
+  for (size_t i = 1; i < order.size(); i++)      // few, and mostly in order already
+    for (size_t j = i; j && stride(order[j]) && stride(order[j - 1]) && stride(order[j - 1]) < stride(order[j]); j--)
+      std::swap(order[j], order[j - 1]);
+  return empty(what, sizes, order, x.scalar_type());
 }
 
 // ---- tasks to threads -------------------------------------------------------------------------------------------------
@@ -228,6 +231,14 @@ using Memory = std::unique_ptr<void, Free>;
 Memory allocate(const char* what, int64_t bytes, const char* advice = FEWER) {
   Memory memory(bytes < TOO_MANY_BYTES ? std::aligned_alloc(64, size_t((bytes + 127) / 64 * 64)) : nullptr);
   if (!memory) refuse(what, bytes, advice);
+  return memory;
+}
+
+// Floats, all zero.
+Memory zeros(const char* what, int64_t count) {
+  const int64_t bytes = product(count, int64_t(sizeof(float)));
+  Memory memory = allocate(what, bytes);
+  std::memset(memory.get(), 0, size_t(bytes));
   return memory;
 }
 
@@ -251,6 +262,13 @@ template <class Work> void run(const std::vector<Task>& tasks, int64_t bytes, do
     for (int64_t worker = first; worker < last; worker++)
       for (int64_t i; (i = next.fetch_add(1)) < count;) work(tasks[size_t(i)], memory[size_t(worker)].get());
   });
+}
+
+// The sums of tasks, in their order: the same for any number of threads.
+void add_up(const std::vector<Task>& tasks, int64_t count, float* sums) {
+  std::fill(sums, sums + count, 0.0f);
+  for (const Task& task : tasks)
+    for (int64_t i = 0; i < count; i++) sums[i] += task.partial[i];
 }
 
 struct Length {
@@ -444,7 +462,7 @@ Tensor attend_linear(Tensor query, Tensor key, Tensor value, double factor, Opti
   return out;
 }
 
-void gelu_into(const Tensor& x, const Tensor* grad, const Optional& bias, Tensor& out, bool tanh) {
+void gelu_into(const Tensor& x, const Tensor* grad, const Optional& bias, Tensor& out, bool tanh, Tensor* sums = nullptr) {
   constexpr int64_t PIECE = 1 << 14;      // numbers of a task
   STD_TORCH_CHECK(x.is_cpu() && x.dim() == 2 && x.is_contiguous(), "nomax: gelu takes contiguous rows on the CPU");
   STD_TORCH_CHECK(!grad || (grad->is_contiguous() && grad->numel() == x.numel() && grad->scalar_type() == x.scalar_type()),
@@ -455,10 +473,17 @@ void gelu_into(const Tensor& x, const Tensor* grad, const Optional& bias, Tensor
   const Elements elements{x.data_ptr(), grad ? grad->data_ptr() : nullptr, out.data_ptr(), type_of(x, "x"), width,
                           bias ? static_cast<const float*>(bias->data_ptr()) : nullptr, tanh};
   const Kernel& k = kernel();
+  const int64_t stride = k.width(width);
+  Memory partial;
+  if (sums) partial = zeros("the sums of columns", product(pieces(rows, piece), stride));
+  float* next = static_cast<float*>(partial.get());
   std::vector<Task> tasks;
-  for (int64_t first = 0; first < rows; first += piece)
-    tasks.push_back({0, 0, first, std::min(piece, rows - first), nullptr});
-  run(tasks, 0, 20.0 * double(x.numel()), [&](const Task& task, void*) { k.gelu(elements, task.first, task.count); });
+  for (int64_t first = 0; first < rows; first += piece) {
+    tasks.push_back({0, 0, first, std::min(piece, rows - first), next});
+    if (next) next += stride;
+  }
+  run(tasks, 0, 20.0 * double(x.numel()), [&](const Task& task, void*) { k.gelu(elements, task); });
+  if (sums) add_up(tasks, width, static_cast<float*>(sums->data_ptr()));
 }
 
 Tensor gelu(Tensor x, Optional bias, bool tanh) {
@@ -467,10 +492,12 @@ Tensor gelu(Tensor x, Optional bias, bool tanh) {
   return out;
 }
 
-Tensor gelu_backward(Tensor grad, Tensor x, Optional bias, bool tanh) {
+// The gradient of x, and if wanted that of the bias, which is the sum of its rows: no second pass, nothing rounded.
+std::tuple<Tensor, Tensor> gelu_backward(Tensor grad, Tensor x, Optional bias, bool tanh, bool bias_wanted) {
   Tensor out = empty_like("the result of gelu", x);
-  gelu_into(x, &grad, bias, out, tanh);
-  return out;
+  Tensor sums = empty("the gradient of the bias", {bias_wanted ? x.size(1) : 0}, {0}, ScalarType::Float);
+  gelu_into(x, &grad, bias, out, tanh, bias_wanted ? &sums : nullptr);
+  return {out, sums};
 }
 
 void gelu_in_place(Tensor x, Optional bias, bool tanh) { gelu_into(x, nullptr, bias, x, tanh); }
@@ -485,14 +512,17 @@ void gelu_in_place(Tensor x, Optional bias, bool tanh) { gelu_into(x, nullptr, b
 
 STABLE_TORCH_LIBRARY(nomax, m) {
   m.def("attend(" NOMAX_ARGUMENTS ", bool rows) -> (Tensor, Tensor)");
-  // The same for when no gradient is wanted: it spares the Python that an autograd formula costs at every call.
-  m.def("attend_forward(" NOMAX_ARGUMENTS ", bool rows) -> (Tensor, Tensor)");
   m.def("attend_backward(Tensor grad, Tensor? grad_statistics, " NOMAX_ARGUMENTS
+        ", bool bias) -> (Tensor, Tensor, Tensor, Tensor)");
+  // attend and attend_backward have autograd formulas, which cost Python at every call. These two have none: for calls
+  // that need no gradient, and for those whose formula is Python's own (see nomax/ops/cpu.py).
+  m.def("attend_forward(" NOMAX_ARGUMENTS ", bool rows) -> (Tensor, Tensor)");
+  m.def("attend_gradients(Tensor grad, Tensor? grad_statistics, " NOMAX_ARGUMENTS
         ", bool bias) -> (Tensor, Tensor, Tensor, Tensor)");
   m.def("attend_linear(Tensor query, Tensor key, Tensor value, float factor, Tensor? gain=None) -> Tensor");
   m.def("gelu(Tensor x, Tensor? bias, bool tanh) -> Tensor");
   m.def("gelu_(Tensor(a!) x, Tensor? bias, bool tanh) -> ()");
-  m.def("gelu_backward(Tensor grad, Tensor x, Tensor? bias, bool tanh) -> Tensor");
+  m.def("gelu_backward(Tensor grad, Tensor x, Tensor? bias, bool tanh, bool bias_wanted) -> (Tensor, Tensor)");
   m.def("isa() -> str");
   m.def("isas() -> str");
 }
@@ -501,6 +531,7 @@ STABLE_TORCH_LIBRARY_IMPL(nomax, CPU, m) {
   m.impl("attend", TORCH_BOX(&nomax::attend));
   m.impl("attend_forward", TORCH_BOX(&nomax::attend));
   m.impl("attend_backward", TORCH_BOX(&nomax::attend_backward));
+  m.impl("attend_gradients", TORCH_BOX(&nomax::attend_backward));
   m.impl("attend_linear", TORCH_BOX(&nomax::attend_linear));
   m.impl("gelu", TORCH_BOX(&nomax::gelu));
   m.impl("gelu_", TORCH_BOX(&nomax::gelu_in_place));

@@ -22,7 +22,7 @@ struct GeluTanh {
 };
 
 // out = gelu(x + bias), or with a gradient grad·gelu'(x + bias), in pieces that stay in the nearest cache.
-template <class H, bool Gradient> static void gelu_row(const Elements& e, int64_t start) {
+template <class H, bool Gradient> static void gelu_row(const Elements& e, int64_t start, float* sums) {
   constexpr int64_t PIECE = 32 * W;
   float x[PIECE] = {}, grad[PIECE] = {}, bias[PIECE] = {};
   for (int64_t first = 0; first < e.width; first += PIECE) {
@@ -34,7 +34,9 @@ template <class H, bool Gradient> static void gelu_row(const Elements& e, int64_
       Vec sum = load(x + i) + load(bias + i), h, d;
       if (Gradient) {
         H::both(sum, h, d);
-        store(x + i, load(grad + i) * d);
+        d *= load(grad + i);
+        store(x + i, d);
+        if (sums) store(sums + first + i, load(sums + first + i) + d);      // as wide as whole vectors
       } else {
         store(x + i, H::value(sum));
       }
@@ -43,14 +45,12 @@ template <class H, bool Gradient> static void gelu_row(const Elements& e, int64_
   }
 }
 
-template <class H> static void gelu_rows(const Elements& e, int64_t first, int64_t count) {
-  for (int64_t row = first; row < first + count; row++)
-    (e.grad ? gelu_row<H, true> : gelu_row<H, false>)(e, row * e.width);
+template <class H> static void gelu_rows(const Elements& e, const Task& task) {
+  for (int64_t row = task.first; row < task.first + task.count; row++)
+    (e.grad ? gelu_row<H, true> : gelu_row<H, false>)(e, row * e.width, task.partial);
 }
 
-static void gelu(const Elements& e, int64_t first, int64_t count) {
-  (e.tanh ? gelu_rows<GeluTanh> : gelu_rows<Gelu>)(e, first, count);
-}
+static void gelu(const Elements& e, const Task& task) { (e.tanh ? gelu_rows<GeluTanh> : gelu_rows<Gelu>)(e, task); }
 
 }  // namespace NOMAX_ISA
 }  // namespace nomax

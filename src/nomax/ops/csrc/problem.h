@@ -85,7 +85,7 @@ struct Kernel {
   int64_t (*linear_bytes)(const Problem&);
   void (*linear_keys)(const Problem&, const Task&, void* workspace);
   void (*linear_queries)(const Problem&, const Task&, void* workspace);
-  void (*gelu)(const Elements&, int64_t first, int64_t count);      // of some rows
+  void (*gelu)(const Elements&, const Task&);      // of some rows; adds the gradient's to task.partial, if there
 };
 
 extern const Kernel kernel_portable, kernel_avx2, kernel_avx512, kernel_avx512_bf16;

@@ -213,7 +213,8 @@ def run(options: Options) -> int:
 def chosen_setup(options: Options, kind: Literal["images", "text"] = "images") -> Setup | TextSetup:
     """The set-up by its name, with what the options change."""
     changes = getattr(study.load(options.name), "CHANGES", None) if kind == "images" else None
-    setup = setups.named("smoke" if options.smoke else options.setup, changes)
+    setup = setups.named(options.setup, changes)
+    setup = setups.named("smoke", changes) if options.smoke else setup
     _check_values(options, kind)
     known = {kind: {field.name for field in fields(each)} for kind, each in KINDS.items()}
     known["images"].add("model")

@@ -223,6 +223,7 @@ class TextExperiment(TrainedExperiment):
             "split": self.split,
             "gamma": model.gamma,
             "penalty": max(self.config.normalisation_penalty, self.config.entropy_penalty),
+            "warmup": self.config.warmup,
         }
 
 

@@ -189,6 +189,8 @@ class TextResult(TrainedResult):
     """The start of a learned γ."""
     penalty: float = 0.0
     """The weight of ReLUFormer's losses: the larger of the two."""
+    warmup: int = 0
+    """Steps; 0 in results of an earlier nomax, which did not keep it."""
     measured: Mapping[str, float] = field(default_factory=dict)
     """All else that was measured after the training, by name: bleu, chrf, zeros, …"""
     split: str = "test"

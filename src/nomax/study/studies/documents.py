@@ -19,17 +19,17 @@ from nomax.phi import SOFTMAX
 from nomax.study.engine.experiment import RELUFORMERS, TextExperiment
 from nomax.study.engine.figure import Figure
 from nomax.study.engine.result import TextResult, where
-from nomax.study.engine.statistics import Interval, contrast, paired, pooled, repeated, values
-from nomax.study.engine.verdict import Outcome, Verdict, above, worst
+from nomax.study.engine.statistics import Comparison, Interval, comparison, contrast, paired, pooled, repeated, values
+from nomax.study.engine.verdict import Outcome, Premise, Verdict, above, difference, worst
 from nomax.study.measures import FAR, FREQUENT
 from nomax.study.studies.text_common import (
     MARGIN,
     Panel,
     basis,
     collected,
+    compare,
     figure,
     judged,
-    lead,
     loss,
     measurement,
     nats,
@@ -97,22 +97,26 @@ def _figure(rows: Sequence[TextResult], panels: list[Panel], name: str, title: s
 
 
 def _grows(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
-    cells = lead(where(rows, attention=OURS), where(rows, attention=SOFTMAX), lambda row: row.tokens)
-    used = repeated(cells)
+    ahead = compare(where(rows, attention=OURS), where(rows, attention=SOFTMAX), lambda row: row.tokens)
+    used = repeated(ahead.cells)
     short = {length: entries for length, entries in used.items() if length < LONG}
     long = {length: entries for length, entries in used.items() if length >= LONG}
-    at_short, at_long = pooled(short), pooled(long)
-    growth = _difference(long, short)
-    listed = ", ".join(f"{n:,}: {contrast([cells[n]]).mean:+.3f}".replace("-", "−") for n in sorted(cells))
+    at_short, at_long, growth = pooled(short), pooled(long), _difference(long, short)
+    listed = ", ".join(f"{n:,}: {contrast([ahead.cells[n]]).mean:+.3f}".replace("-", "−") for n in sorted(ahead.cells))
     sentence = (
-        f"The loss of ReLUFormer is lower than that of softmax by {nats(at_short)} below {LONG} tokens and by "
-        f"{nats(at_long)} from there on; the lead grows by {nats(growth)} ({basis(rows, cells)}; by length {listed}). "
+        f"The loss of ReLUFormer is {difference(at_short, 'nats', 'lower', 'higher')} than that of softmax below "
+        f"{LONG} tokens and {difference(at_long, 'nats', 'lower', 'higher')} from there on; its lead "
+        f"{difference(growth, 'nats', 'grows', 'shrinks')} ({basis(rows, ahead.cells)}; lead by length {listed} nats). "
         f"{BLEU} Reproduced if the three intervals are above −{MARGIN:g}, 0 and 0, contradicted if one is below"
     )
     outcome = worst([above(at_short, -MARGIN), above(at_long, 0), above(growth, 0)])
-    by_length = {length: contrast([cells[length]]) for length in sorted(cells)}
-    numbers = {"short": at_short, "long": at_long, "growth": growth, "by length": by_length}
-    return _if_translated("S-long", outcome, sentence, rows, setup, numbers)
+    by_length = {length: contrast([ahead.cells[length]]) for length in sorted(ahead.cells)}
+    numbers = {"short": at_short, "long": at_long, "growth": growth, "BLEU": ahead.bleu_numbers, "by length": by_length}
+    noise = {
+        "the lead at long lengths": comparison(long, [0.0], margin=MARGIN, unit="nats"),
+        "the lead at short ones": comparison(short, [-MARGIN], margin=MARGIN, unit="nats"),
+    }
+    return _if_translated("S-long", outcome, sentence, rows, setup, numbers, ahead.agreement, noise)
 
 
 def _difference(first: dict[int, Sequence[float]], second: dict[int, Sequence[float]]) -> Interval:
@@ -143,7 +147,14 @@ def _distant(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
 
 
 def _if_translated(
-    claim: str, outcome: Outcome, sentence: str, rows: Sequence[TextResult], setup: TextSetup, numbers: dict[str, Any]
+    claim: str,
+    outcome: Outcome,
+    sentence: str,
+    rows: Sequence[TextResult],
+    setup: TextSetup,
+    numbers: dict[str, Any],
+    premises: Sequence[Premise] = (),
+    noise: dict[str, Comparison | None] | None = None,
 ) -> Verdict:
     """The verdict, or that nothing is decided, where models of long documents make nothing of their sources."""
     long = [row for row in rows if row.tokens >= LONG]
@@ -153,10 +164,11 @@ def _if_translated(
     )
     reads = all(above(use, MARGIN) == "reproduced" for use in (ours, softmax))
     said = (
-        f"From {LONG} tokens on the source of another document costs ReLUFormer {nats(ours)} and softmax "
-        f"{nats(softmax)}: they {'use theirs' if reads else 'hardly translate, so nothing is decided'}."
+        f"from {LONG} tokens on the source of another document costs ReLUFormer {nats(ours)} and softmax "
+        f"{nats(softmax)}: they {'use theirs' if reads else 'hardly translate'}"
     )
+    remedy = "Train longer, until models of long documents use their sources."
     sentence += f", undecided unless both costs of another source are above {MARGIN:g}."
-    sentence = f"{sentence} {said}" if reads else f"{said} {sentence}"
     numbers = {**numbers, "use of the source": {OURS: ours, SOFTMAX: softmax}}
-    return judged(claim, outcome if reads else "undecided", sentence, rows, setup, numbers)
+    premises = [Premise(said, reads, remedy), *premises]
+    return judged(claim, outcome, sentence, rows, setup, numbers, premises, noise)

@@ -23,9 +23,9 @@ from nomax.models import ViT, ViTConfig
 from nomax.nn.attention import Gate
 from nomax.study.engine.experiment import Experiment, Measurement, vit_macs
 from nomax.study.engine.figure import Figure, Table, legend, nothing_yet, sheet
-from nomax.study.engine.result import ImageResult, Numbers, Result, measured, trained, where
-from nomax.study.engine.statistics import Interval, accuracy, contrast, lengths, paired, pooled, seeds, values
-from nomax.study.engine.verdict import MARGIN, Outcome, Verdict, above, basis, plain, points, scale, settled, within
+from nomax.study.engine.result import Numbers, Result, finals, measured, trained, where
+from nomax.study.engine.statistics import Interval, accuracy, comparison, contrast, lengths, paired, pooled, values
+from nomax.study.engine.verdict import MARGIN, Outcome, Verdict, above, basis, plain, points, within
 from nomax.study.setup import Setup
 from nomax.study.studies import alpha_sweep
 from nomax.train.console import Stop
@@ -135,11 +135,11 @@ def figures(rows: Sequence[Result], setup: Setup) -> list[Figure]:
 
 def verdicts(rows: Sequence[Result], setup: Setup) -> list[Verdict]:
     """Judge whether α = 1 still helps with a gate, and whether the gate costs what the paper says."""
-    swept = [row for row in trained(rows) if row.activation in alpha_sweep.PAIRED and row.qk_norm]
-    return [_still_needed(swept, setup), cost_verdict(collect_costs(rows))]
+    return [_still_needed(alpha_sweep.ground(finals(rows), setup)), cost_verdict(collect_costs(rows))]
 
 
-def _still_needed(rows: Sequence[ImageResult], setup: Setup) -> Verdict:
+def _still_needed(ground: alpha_sweep.Ground) -> Verdict:
+    rows = [row for row in ground.same if row.activation in alpha_sweep.PAIRED and row.qk_norm]
     gains = {}
     for gate in (GATE, None):
         scaled, unscaled = (
@@ -150,14 +150,13 @@ def _still_needed(rows: Sequence[ImageResult], setup: Setup) -> Verdict:
     cells = gains[GATE]
     used = [row for row in where(rows, gate=GATE) if row.alpha in (0.0, 1.0)]
     if not cells:
-        sentence = "No seed has both α = 0 and α = 1 with a gate yet: nothing to judge."
-        return Verdict("W-gate", "undecided", sentence, scale(used, setup), seeds(used), {})
+        return ground.nothing("W-gate", "No seed has both α = 0 and α = 1 with a gate yet")
     gain, without = pooled(cells), pooled(gains[None])
     by_length = {
         tokens: pooled({cell: entries for cell, entries in cells.items() if cell[1] == tokens})
         for tokens in sorted({tokens for _, tokens in cells})
     }
-    listed = "; ".join(f"L = {tokens}: {points(found)}" for tokens, found in by_length.items())
+    listed = "; ".join(f"L = {tokens}: {points(part)}" for tokens, part in by_length.items())
     sentence = (
         f"α = 1 minus α = 0 with a gate: {points(gain)} ({basis(used, cells)}). {listed}. "
         + (f"Without a gate: {points(without)}. " if gains[None] else "")
@@ -168,13 +167,14 @@ def _still_needed(rows: Sequence[ImageResult], setup: Setup) -> Verdict:
     if above(without, 0) == "reproduced" and above(gain, MARGIN) == "contradicted":
         outcome = "contradicted"
     best = {
-        f"{line.label}, L = {tokens}": [found.place, found.low, found.high]
+        f"{line.label}, L = {tokens}": [place.place, place.low, place.high]
         for line in LINES
         for tokens in lengths(rows)
-        if (found := alpha_sweep.best_alpha(line.of(rows, tokens), accuracy)) is not None
+        if (place := alpha_sweep.best_alpha(line.of(rows, tokens), accuracy)) is not None
     }
     numbers = {"gain": gain, "gain without a gate": without, "by length": by_length, "best α": best}
-    return Verdict("W-gate", settled(outcome, used), sentence, scale(used, setup), seeds(used), plain(numbers))
+    noise = {"the gain with a gate": comparison(cells, [0.0], margin=MARGIN)}
+    return ground.settle("W-gate", outcome, sentence, numbers, noise)
 
 
 @dataclass(frozen=True)

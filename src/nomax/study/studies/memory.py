@@ -17,21 +17,22 @@ import numpy as np
 from nomax.phi import SOFTMAX
 from nomax.study.engine.experiment import TextExperiment
 from nomax.study.engine.figure import Figure
-from nomax.study.engine.result import TextResult, where
-from nomax.study.engine.statistics import Interval, contrast, pooled
+from nomax.study.engine.result import TextResult, finals, where
+from nomax.study.engine.statistics import comparison, contrast, pooled
 from nomax.study.engine.verdict import Verdict, above, within, worst
 from nomax.study.studies.text_common import (
     MARGIN,
+    Lead,
     Panel,
     basis,
     collected,
+    compare,
     figure,
     judged,
-    lead,
     loss,
     measurement,
-    nats,
     spread,
+    translates,
     turned,
 )
 from nomax.study.text_setup import TextSetup
@@ -78,6 +79,7 @@ def figures(rows: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
 
 def verdicts(rows: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
     """Judge the five claims."""
+    rows = finals(rows)
     return [
         _worse(rows, setup),
         _normed(rows, setup),
@@ -100,8 +102,12 @@ def _figure(rows: Sequence[TextResult], panels: list[Panel], name: str, title: s
     return figure(rows, panels, lambda row: row.memory, lambda row: row.slots, logarithmic=True, **said)
 
 
-def _lead(rows: Sequence[TextResult], second: str) -> dict[int, list[float]]:
-    return lead(where(rows, memory=RELU), where(rows, memory=second), lambda row: row.slots)
+def _lead(rows: Sequence[TextResult], second: str) -> Lead:
+    return compare(where(rows, memory=RELU), where(rows, memory=second), _slots)
+
+
+def _slots(row: TextResult) -> int:
+    return row.slots
 
 
 def _by_slots(cells: dict[int, list[float]]) -> str:
@@ -109,39 +115,51 @@ def _by_slots(cells: dict[int, list[float]]) -> str:
 
 
 def _worse(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
-    cells = _lead(rows, PLAIN)
-    ahead = pooled(cells)
+    ahead = _lead(rows, PLAIN)
     sentence = (
-        f"The loss of ReLU is lower than that of softmax by {nats(ahead)} ({basis(rows, cells)}; by slots "
-        f"{_by_slots(cells)}). {BLEU} Reproduced if the interval is above 0, contradicted if below."
+        f"The loss of ReLU is {ahead.words()} than that of softmax ({basis(rows, ahead.cells)}; lead by slots "
+        f"{_by_slots(ahead.cells)} nats). {BLEU} Reproduced if the interval is above 0, contradicted if below."
     )
-    return judged("S-softmax-ffn", above(ahead, 0), sentence, rows, setup, _numbers(cells, ahead))
+    noise = {"the lead": comparison(ahead.cells, [0.0], margin=MARGIN, unit="nats")}
+    premises = [translates(rows, _slots), *ahead.agreement]
+    outcome = above(ahead.loss, 0)
+    return judged("S-softmax-ffn", outcome, sentence, rows, setup, _numbers(ahead), premises, noise)
 
 
 def _normed(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
     few = [row for row in rows if row.slots < MANY]
-    cells = _lead(few, NORMED)
-    ahead = pooled(cells)
+    ahead = _lead(few, NORMED)
     sentence = (
-        f"Below {MANY:,} slots the loss of ReLU is lower than that of softmax with LayerNorm by {nats(ahead)} "
-        f"({basis(few, cells)}; by slots {_by_slots(cells)}). {BLEU} As good is within {MARGIN:g} nats: reproduced if "
-        "the interval is, contradicted if it lies outside."
+        f"Below {MANY:,} slots the loss of ReLU is {ahead.words()} than that of softmax with LayerNorm "
+        f"({basis(few, ahead.cells)}; lead by slots {_by_slots(ahead.cells)} nats). {BLEU} As good is within "
+        f"{MARGIN:g} nats: reproduced if the interval is, contradicted if it lies outside."
     )
-    return judged("S-ln", within(ahead, -MARGIN, MARGIN), sentence, few, setup, _numbers(cells, ahead))
+    noise = {"the lead": comparison(ahead.cells, [-MARGIN, MARGIN], margin=MARGIN, unit="nats")}
+    premises = [translates(few, _slots), *ahead.agreement]
+    outcome = within(ahead.loss, -MARGIN, MARGIN)
+    return judged("S-ln", outcome, sentence, few, setup, _numbers(ahead), premises, noise)
 
 
 def _many(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
     many = [row for row in rows if row.slots >= MANY]
-    cells, normed = _lead(many, PLAIN), _lead(many, NORMED)
-    ahead, ahead_of_normed = pooled(cells), pooled(normed)
+    ahead, of_normed = _lead(many, PLAIN), _lead(many, NORMED)
     sentence = (
-        f"From {MANY:,} slots on the loss of ReLU is lower than that of softmax by {nats(ahead)}, and than that of "
-        f"softmax with LayerNorm by {nats(ahead_of_normed)} ({basis(many, normed)}). The paper finds this at 3,072 and "
-        "4,096 slots. Reproduced if both intervals are above 0, contradicted if one is below."
+        f"From {MANY:,} slots on the loss of ReLU is {ahead.words()} than that of softmax, and {of_normed.words()} "
+        f"than that of softmax with LayerNorm ({basis(many, of_normed.cells)}). The paper finds ReLU ahead at 3,072 "
+        "and 4,096 slots. Reproduced if both intervals are above 0, contradicted if one is below."
     )
-    outcome = worst([above(ahead, 0), above(ahead_of_normed, 0)])
-    numbers = {**_numbers(cells, ahead), "lead over softmax with LayerNorm": ahead_of_normed}
-    return judged("S-slots", outcome, sentence, many, setup, numbers)
+    outcome = worst([above(ahead.loss, 0), above(of_normed.loss, 0)])
+    numbers = {
+        **_numbers(ahead),
+        "lead over softmax with LayerNorm": of_normed.loss,
+        "BLEU over softmax with LayerNorm": of_normed.bleu_numbers,
+    }
+    noise = {
+        "the lead over softmax": comparison(ahead.cells, [0.0], margin=MARGIN, unit="nats"),
+        "the lead over softmax with LayerNorm": comparison(of_normed.cells, [0.0], margin=MARGIN, unit="nats"),
+    }
+    premises = [translates(many, _slots), *ahead.agreement, *of_normed.agreement]
+    return judged("S-slots", outcome, sentence, many, setup, numbers, premises, noise)
 
 
 def _central(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
@@ -155,7 +173,8 @@ def _central(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
         f"of ReLU {spread(relu)}, on test tokens. The paper has more than 0.85 for softmax. Most is more than "
         f"{MOST:g}: reproduced if the interval of softmax is above, contradicted if below."
     )
-    return judged("S-central", above(softmax, MOST), sentence, large, setup, {"softmax": softmax, "relu": relu})
+    numbers = {"softmax": softmax, "relu": relu}
+    return judged("S-central", above(softmax, MOST), sentence, large, setup, numbers, [translates(large, _slots)])
 
 
 def _variance(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
@@ -173,8 +192,9 @@ def _variance(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
     )
     outcome = worst([above(turned(softmax), -SMALL), above(relu, SMALL)])
     numbers = {"softmax": softmax, "relu": relu, "over n/2": over, "of softmax's sum": of_softmax}
-    return judged("S-variance", outcome, sentence, rows, setup, numbers)
+    return judged("S-variance", outcome, sentence, rows, setup, numbers, [translates(rows, _slots)])
 
 
-def _numbers(cells: dict[int, list[float]], ahead: Interval) -> dict[str, Any]:
-    return {"lead": ahead, "by slots": {slots: contrast([cells[slots]]) for slots in sorted(cells)}}
+def _numbers(ahead: Lead) -> dict[str, Any]:
+    by_slots = {slots: contrast([ahead.cells[slots]]) for slots in sorted(ahead.cells)}
+    return {"lead": ahead.loss, "BLEU": ahead.bleu_numbers, "by slots": by_slots}

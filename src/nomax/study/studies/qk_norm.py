@@ -1,7 +1,7 @@
 """Does qk-layernorm matter? relu and relu² over α, with and without it, at three sequence lengths (Fig. 3).
 
-    nomax study qk-norm                  minutes, on the bundled images
-    nomax study qk-norm --setup hour     one to two hours on two cores; its runs with qk-norm are those of `alpha`
+    nomax study qk-norm                 minutes, on the bundled images
+    nomax study qk-norm --setup day      three hours of one core; its runs with qk-norm are those of `alpha`
 
 It judges whether LayerNorm of queries and keys changes accuracy at these sizes; the paper found no large effect and
 warned that this may change at scale. What came out: results/qk-norm/verdicts.md.
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from nomax.study.engine.experiment import Experiment
 from nomax.study.engine.figure import Figure
-from nomax.study.engine.result import ImageResult, where
-from nomax.study.engine.statistics import accuracy, contrast, paired, pooled, repeated, seeds, values
-from nomax.study.engine.verdict import MARGIN, Outcome, Verdict, basis, plain, points, scale, settled, within
+from nomax.study.engine.result import ImageResult, finals, where
+from nomax.study.engine.statistics import accuracy, comparison, contrast, paired, pooled, repeated, values
+from nomax.study.engine.verdict import MARGIN, Outcome, Verdict, basis, points, within
 from nomax.study.setup import Setup
 from nomax.study.studies import alpha_sweep
 
@@ -43,33 +43,32 @@ def figures(rows: Sequence[ImageResult], setup: Setup) -> list[Figure]:
 
 
 def verdicts(rows: Sequence[ImageResult], setup: Setup) -> list[Verdict]:
-    """Judge whether the effect is smaller than a point."""
-    swept = [row for row in rows if row.activation in alpha_sweep.PAIRED and row.gate is None]
+    """Judge whether the effect is smaller than a point, at the lengths where softmax has learned."""
+    ground = alpha_sweep.ground(finals(rows), setup)
+    swept = [row for row in ground.same if row.activation in alpha_sweep.PAIRED and row.gate is None]
     normed, free = (
         values(where(swept, qk_norm=norm), lambda row: (row.activation, row.tokens, row.alpha), accuracy)
         for norm in (True, False)
     )
     everywhere = paired(normed, free)
     cells = {cell: entries for cell, entries in everywhere.items() if cell[2] == 1}
-    used = where(swept, alpha=1.0)
     if not cells:
-        sentence = "No seed has a run at α = 1 both with and without qk-norm yet: nothing to judge."
-        return [Verdict("W-qknorm", "undecided", sentence, scale(swept, setup), seeds(swept), {})]
+        return [ground.nothing("W-qknorm", "No seed has a run at α = 1 both with and without qk-norm yet")]
     effect, over_all = pooled(cells), pooled(everywhere)
     single = {cell: contrast([entries]) for cell, entries in repeated(cells).items()}
     (name, tokens, _), largest = max(single.items(), key=lambda item: abs(item[1].mean))
     # Opposite effects must not hide each other in a mean. More parts than these would have one that is large by chance.
     by_h = [pooled({cell: cells[cell] for cell in cells if cell[0] == name}) for name in alpha_sweep.PAIRED]
     outcome: Outcome = within(effect, -MARGIN, MARGIN)
-    if any(within(found, -MARGIN, MARGIN) == "contradicted" for found in by_h):
+    if any(within(part, -MARGIN, MARGIN) == "contradicted" for part in by_h):
         outcome = "contradicted"
     sentence = (
-        f"At α = 1 qk-norm changes accuracy by {points(effect)} ({basis(used, cells)}); the largest effect is "
-        f"{points(largest)} for {name} at L = {tokens}; over all α it is {points(over_all)}. "
+        f"At α = 1 qk-norm changes accuracy by {points(effect)} ({basis(where(swept, alpha=1.0), cells)}); the largest "
+        f"effect is {points(largest)} for {name} at L = {tokens}; over all α it is {points(over_all)}. "
         f"A large effect would be more than {100 * MARGIN:g} point: reproduced if the interval lies within that, "
         "contradicted if it or that of one h lies outside."
     )
-    by_cell = {f"{name}, L = {tokens}": found for (name, tokens, _), found in single.items()}
+    by_cell = {f"{name}, L = {tokens}": part for (name, tokens, _), part in single.items()}
     numbers = {"effect": effect, "over all α": over_all, "by h and L": by_cell}
-    outcome = settled(outcome, used)
-    return [Verdict("W-qknorm", outcome, sentence, scale(swept, setup), seeds(swept), plain(numbers))]
+    noise = {"the effect": comparison(cells, [-MARGIN, MARGIN], margin=MARGIN)}
+    return [ground.settle("W-qknorm", outcome, sentence, numbers, noise)]

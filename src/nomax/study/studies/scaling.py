@@ -16,12 +16,14 @@ from typing import Any
 
 from nomax import _colours
 from nomax.phi import SOFTMAX
+from nomax.study.claims import ACCURACY_BARS, LARGEST_BARS
 from nomax.study.engine.experiment import Experiment
 from nomax.study.engine.figure import Figure, Table, legend, nothing_yet, percent_axis, sheet
 from nomax.study.engine.result import ImageResult, where
 from nomax.study.engine.statistics import (
     Interval,
     accuracy,
+    comparison,
     contrast,
     paired,
     pooled,
@@ -35,14 +37,16 @@ from nomax.study.engine.verdict import (
     CHANCE_NOTE,
     MARGIN,
     Outcome,
+    Premise,
     Verdict,
     above,
     basis,
+    learned,
     percent,
     plain,
     points,
     scale,
-    settled,
+    settle,
     worst,
 )
 from nomax.study.setup import Setup
@@ -58,7 +62,6 @@ CHANGES = {
         "lengths": (),
         "steps": 15_600,
         "augment": True,
-        "bar": 0.75,
         "probes": ("fashion-mnist", "mnist", "digits"),
     },
 }
@@ -149,7 +152,7 @@ def _matches(claim: str, name: str, rows: Sequence[ImageResult], setup: Setup) -
     if not cells or not measured:
         what = "has both relu/L and softmax finished" if measured or name == "accuracy" else f"has a {name} (no probes)"
         sentence = f"No size and seed {what}: nothing to judge."
-        return Verdict(claim, "undecided", sentence, scale(judged, setup), seeds(judged), {})
+        return settle(claim, "undecided", sentence, rows=judged, scale=scale(judged, setup), numbers={})
     difference = pooled(cells)
     by_size = {variant: contrast([entries]) for variant, entries in cells.items()}
     steeper, at_most = trend(cells, flops)
@@ -174,7 +177,7 @@ def _matches(claim: str, name: str, rows: Sequence[ImageResult], setup: Setup) -
     )
     # A lower slope is no objection while relu/L is ahead; to end up clearly behind is.
     behind: Outcome = "contradicted" if above(at_most, -MARGIN) == "contradicted" else "reproduced"
-    outcome = settled(worst([above(difference, -MARGIN), behind]), judged)
+    outcome = worst([above(difference, -MARGIN), behind])
     numbers = {
         "difference": difference,
         "by size": by_size,
@@ -184,7 +187,32 @@ def _matches(claim: str, name: str, rows: Sequence[ImageResult], setup: Setup) -
         "accuracy": {f"{point.phi}, {point.variant}": point.mean for point in collect(judged, score)},
         "core-hours": {f"{point.phi}, {point.variant}": point.core_hours for point in collect(judged, score)},
     }
-    return Verdict(claim, outcome, sentence, scale(judged, setup), seeds(judged), plain(numbers))
+    return settle(
+        claim,
+        outcome,
+        sentence,
+        rows=judged,
+        scale=scale(judged, setup),
+        numbers=plain(numbers),
+        premises=_premises(where(judged, phi=SOFTMAX), list(cells), collect(judged, accuracy)),
+        comparisons={"the difference": comparison(cells, [-MARGIN], margin=MARGIN)},
+    )
+
+
+def _premises(softmax: Sequence[ImageResult], compared: Sequence[str], points_: Sequence[Point]) -> list[Premise]:
+    """Softmax has learned at every size, best at the largest, and gains from compute."""
+    bar = ACCURACY_BARS.get(softmax[0].data, 0.5) if softmax else 0.5
+    largest = max(softmax, key=lambda row: row.train_flops).variant if softmax else ""
+    premises = [learned(softmax, accuracy, bar, lambda row: row.variant, compared=compared)]
+    if softmax and softmax[0].data in LARGEST_BARS:
+        top = where(softmax, variant=largest)
+        premises.append(learned(top, accuracy, LARGEST_BARS[softmax[0].data], lambda row: row.variant))
+    slope = _slope([point for point in points_ if point.phi == SOFTMAX])
+    if math.isfinite(slope):
+        said = f"a tenfold of CPU time changes the accuracy of softmax by {100 * slope:+.1f} points".replace("-", "−")
+        remedy = "Train longer: larger models need more steps to be the better ones."
+        premises.append(Premise(said, slope > 0, remedy))
+    return premises
 
 
 def trend(cells: dict[str, list[float]], flops: dict[str, int]) -> tuple[Interval, Interval]:

@@ -8,10 +8,12 @@ from typing import Any, TypeVar
 
 from nomax import _colours
 from nomax._colours import INK, PAPER
+from nomax.phi import SOFTMAX
+from nomax.study.claims import BLEU_BAR
 from nomax.study.engine.figure import MARKERS, Figure, Table, legend, nothing_yet, plain_powers, sheet
-from nomax.study.engine.result import TextResult
-from nomax.study.engine.statistics import Interval, paired, seeds, values
-from nomax.study.engine.verdict import Outcome, Verdict, plain, settled
+from nomax.study.engine.result import TextResult, where
+from nomax.study.engine.statistics import Comparison, Interval, paired, pooled, seeds, values
+from nomax.study.engine.verdict import Outcome, Premise, Verdict, agree, difference, learned, plain, settle
 from nomax.study.engine.verdict import basis as basis_of
 from nomax.study.text_setup import TextSetup
 
@@ -99,6 +101,57 @@ def scale(rows: Sequence[TextResult], setup: TextSetup) -> str:
     return f"{models}, {slots} slots, at most {lengths} tokens, {steps} of {data} in {pieces} pieces"
 
 
+@dataclass(frozen=True)
+class Lead:
+    """How far one kind is ahead of another at equal cell and seed: in loss, and in BLEU, the paper's own metric."""
+
+    cells: dict[Any, list[float]]
+    """Nats by which the loss is lower."""
+    bleu_cells: dict[Any, list[float]]
+
+    @property
+    def loss(self) -> Interval:
+        """The mean over the cells, with its interval."""
+        return pooled(self.cells)
+
+    @property
+    def bleu(self) -> Interval:
+        """The mean over the cells, with its interval."""
+        return pooled(self.bleu_cells)
+
+    @property
+    def bleu_numbers(self) -> list[float]:
+        """The same as plain numbers: runs that broke off have no BLEU, and a verdict does not hang on it."""
+        return [self.bleu.mean, self.bleu.low, self.bleu.high]
+
+    @property
+    def agreement(self) -> list[Premise]:
+        """That loss and BLEU do not contradict each other, where there is a BLEU."""
+        return [agree({"loss": self.loss, "BLEU": self.bleu})] if self.bleu.known else []
+
+    def words(self, more: str = "lower", less: str = "higher") -> str:
+        """Return the lead as "lower by 0.031 nats [0.010, 0.052], BLEU higher by 0.42 [0.10, 0.74]"."""
+        said = difference(self.loss, "nats", more, less)
+        if self.bleu.mean != self.bleu.mean:
+            return said
+        return f"{said}, and BLEU {difference(self.bleu, 'BLEU')}"
+
+
+def compare(first: Sequence[TextResult], second: Sequence[TextResult], cell: Callable[[TextResult], Hashable]) -> Lead:
+    """Return how far the first is ahead of the second."""
+    bleu = measurement("bleu")
+    return Lead(lead(first, second, cell), paired(values(first, cell, bleu), values(second, cell, bleu)))
+
+
+def translates(rows: Sequence[TextResult], cell: Callable[[TextResult], Cell]) -> Premise:
+    """State that the baseline, softmax attention with plain feed-forward layers, translates in every cell."""
+    baseline = where(rows, attention=SOFTMAX, memory="relu")
+    compared = dict.fromkeys(cell(row) for row in rows)
+    return learned(
+        baseline, measurement("bleu"), BLEU_BAR, cell, compared=compared, say=lambda bleu: f"{bleu:.1f} BLEU"
+    )
+
+
 def judged(
     claim: str,
     outcome: Outcome,
@@ -106,11 +159,22 @@ def judged(
     rows: Sequence[TextResult],
     setup: TextSetup,
     numbers: Mapping[str, Any],
+    premises: Sequence[Premise] = (),
+    comparisons: Mapping[str, Comparison | None] | None = None,
 ) -> Verdict:
     """A verdict, or that there is nothing to judge, where a number that it rests on is not known."""
     if any(number.mean != number.mean for number in numbers.values() if isinstance(number, Interval)):
         outcome, sentence, numbers = "undecided", "The runs that this compares are not all there: nothing to judge.", {}
-    return Verdict(claim, settled(outcome, rows), sentence, scale(rows, setup), seeds(rows), plain(numbers))
+    return settle(
+        claim,
+        outcome,
+        sentence,
+        rows=rows,
+        scale=scale(rows, setup),
+        numbers=plain(numbers),
+        premises=premises,
+        comparisons=comparisons,
+    )
 
 
 SIGNS = "os^DvP<*"

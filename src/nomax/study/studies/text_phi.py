@@ -9,6 +9,7 @@ there are no penalties. It judges where the loss on the test split is lowest. Wh
 results/text-phi/verdicts.md.
 """
 
+import math
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -16,10 +17,10 @@ from nomax.phi import SOFTMAX
 from nomax.study.engine.experiment import TextExperiment
 from nomax.study.engine.figure import Figure
 from nomax.study.engine.result import TextResult, where
-from nomax.study.engine.statistics import Interval, over_settings, pooled
-from nomax.study.engine.verdict import Verdict, above
+from nomax.study.engine.statistics import Interval, comparison, over_settings, pooled
+from nomax.study.engine.verdict import Premise, Verdict, above, learned
 from nomax.study.studies import alpha_sweep
-from nomax.study.studies.text_common import Panel, basis, figure, judged, loss, nats, quality
+from nomax.study.studies.text_common import MARGIN, Panel, basis, figure, judged, loss, nats, quality
 from nomax.study.studies.text_common import lead as by_seed
 from nomax.study.text_setup import TextSetup
 
@@ -27,6 +28,7 @@ TITLE = "Does the vision paper's L^-1 carry over to text?"
 CLAIMS = ("Q-text",)
 KIND = "text"
 
+LEARNED = 2.5  # nats by which softmax must be better than a uniform guess
 NEAR = 0.25  # of 1: the second paper's L^-½ is another answer
 
 
@@ -84,7 +86,21 @@ def verdicts(rows: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
         "by chance": alpha_sweep.near_by_chance(swept, NEAR),
         "best": {name: [place.place, place.low, place.high] for name, place in best.items()},
     }
-    return [judged("Q-text", above(lead, 0), sentence, rows, setup, numbers)]
+    noise = {"the lead": comparison(cells, [0.0], margin=MARGIN, unit="nats", over="settings")}
+    return [judged("Q-text", above(lead, 0), sentence, rows, setup, numbers, [_learned(rows)], noise)]
+
+
+def _learned(rows: Sequence[TextResult]) -> Premise:
+    """State that softmax predicts text far better than a uniform guess."""
+
+    def gain(row: TextResult) -> float | None:
+        nats_per_token = loss(row)
+        return None if nats_per_token is None else math.log(row.vocabulary) - nats_per_token
+
+    baseline = where(rows, activation=SOFTMAX)
+    return learned(
+        baseline, gain, LEARNED, lambda row: row.data, say=lambda value: f"{value:.2f} nats better than a uniform guess"
+    )
 
 
 def _said(over_half: Interval) -> str:

@@ -1,89 +1,49 @@
-"""Which learning rates, where does γ start, and how strong are the penalties? Chosen once, for all studies of text.
+"""Which settings suit which attention for text? Trials on the validation split, as many for each kind.
 
-    nomax data get bible-en-es
-    nomax study text-rate --setup hour --seeds 1     twenty minutes on two cores
+    nomax data get help-de-en
+    nomax study text-rate --setup day     three hours of one core
 
-This is how four numbers of the set-ups were chosen: the learning rate of softmax, which is that of all φ but
-ReLUFormer's, and three of ReLUFormer: its learning rate, where its γ starts, and the weight of its two penalties, of
-which the paper tells nothing. Each of the three is varied around the choice of the others. It judges no claim. What
-came out: results/text-rate/rate.svg, gamma.svg and penalty.svg.
+Every kind of attention is trained, for fewer steps than the studies take, with each of the set-up's settings: learning
+rate, warm-up, and the weight of ReLUFormer's losses. The studies train each kind with what came out best here. The test
+split chooses nothing. It judges no claim. What came out: results/text-rate/text-rate.svg.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
+from nomax.nn import RELUFORMER
 from nomax.phi import SOFTMAX
 from nomax.study.engine.experiment import TextExperiment
 from nomax.study.engine.figure import Figure
 from nomax.study.engine.result import TextResult, where
 from nomax.study.engine.verdict import Verdict
 from nomax.study.studies.text_common import Panel, figure, loss, measurement
-from nomax.study.text_setup import TextSetup
+from nomax.study.text_setup import Settings, TextSetup
 
-TITLE = "Which learning rates, where does γ start, and how strong are the penalties?"
+TITLE = "Which settings suit which attention for text?"
 CLAIMS: tuple[str, ...] = ()
 KIND = "text"
 
-RATES = (1e-3, 2e-3, 4e-3, 8e-3, 16e-3)
-GAMMAS = (1.0, 2.5, 6.4, 16.0)
-PENALTIES = (0.01, 0.03, 0.1, 1.0)
-
 
 def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextExperiment]:
-    """Softmax with every rate; ReLUFormer with every rate, start and weight. One seed after the other."""
-    runs = [
-        run
-        for seed in seeds
-        for run in (
-            *(replace(setup, lr=rate).run(SOFTMAX, seed=seed) for rate in RATES),
-            *(replace(setup, reluformer_lr=rate).reluformer(seed=seed) for rate in RATES),
-            *(replace(setup, gamma=gamma).reluformer(seed=seed) for gamma in GAMMAS),
-            *(replace(setup, penalty=weight).reluformer(seed=seed) for weight in PENALTIES),
-        )
-    ]
-    return list(dict.fromkeys(runs))  # what is chosen is in each of the three
+    """Every kind with all settings that are tried. Trials have one seed of their own."""
+    kinds: tuple[Callable[[Settings], TextExperiment], ...] = (
+        lambda settings: setup.trial(settings, SOFTMAX),
+        lambda settings: setup.trial(settings, RELUFORMER, reluformers=True, losses=(True, True)),
+        lambda settings: setup.trial(settings, "relu/L"),
+        lambda settings: setup.trial(settings, "relu"),
+    )
+    return [kind(settings) for settings in setup.trials for kind in kinds]
 
 
 def figures(rows: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
-    """The loss over the learning rate, over the start of γ, and over the weight of the penalties."""
-    ours = [row for row in rows if row.activation != SOFTMAX]
-    chosen = {"lr": setup.reluformer_lr, "gamma": setup.gamma, "penalty": setup.penalty}
-    rates = _varied(ours, "lr", chosen) + [row for row in rows if row.activation == SOFTMAX]
-    panels = [
-        Panel("test loss (nats)", loss),
-        Panel("entropy", measurement("entropy")),
-        Panel("zeros", measurement("zeros")),
-    ]
-    in_use = "The set-up in use has {:g}."
-    return [
-        _figure(
-            rates,
-            panels[:1],
-            "lr",
-            name="rate",
-            title="Softmax and ReLUFormer over the learning rate",
-            caption=f"The set-up in use has {setup.lr:g} for softmax and {setup.reluformer_lr:g} for ReLUFormer.",
-            axis="learning rate",
-        ),
-        _figure(
-            _varied(ours, "gamma", chosen),
-            panels,
-            "gamma",
-            name="gamma",
-            title="ReLUFormer over the start of γ",
-            caption=f"{in_use.format(setup.gamma)} With √(n/π), 6.4 for 128 keys, rows of a new model sum to about 1.",
-            axis="γ at the start",
-        ),
-        _figure(
-            _varied(ours, "penalty", chosen),
-            panels,
-            "penalty",
-            name="penalty",
-            title="ReLUFormer over the weight of its two penalties",
-            caption=in_use.format(setup.penalty),
-            axis="weight of both penalties",
-        ),
-    ]
+    """The loss on the validation split over the learning rate, a line for each kind and its other settings."""
+    best = best_trials(rows)
+    listed = "; ".join(f"{kind}: {row.lr:g}, {_others(row)} ({row.loss:.3f} nats)" for kind, row in best.items())
+    caption = f"Each kind has as many trials, of {_steps(rows)} steps. Best: {listed}."
+    caption = caption if best else "No trial has finished."
+    panels = [Panel("validation loss (nats)", loss), Panel("BLEU", measurement("bleu"))]
+    said = {"name": "text-rate", "title": TITLE, "caption": caption, "axis": "learning rate"}
+    return [figure(rows, panels, _line, lambda row: row.lr, logarithmic=True, **said)]
 
 
 def verdicts(rows: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
@@ -91,11 +51,21 @@ def verdicts(rows: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
     return []
 
 
-def _varied(rows: Sequence[TextResult], name: str, chosen: dict[str, float]) -> list[TextResult]:
-    """The runs that differ from the set-up's choice in this number alone."""
-    others = {other: value for other, value in chosen.items() if other != name}
-    return where(rows, **others)
+def best_trials(rows: Sequence[TextResult]) -> dict[str, TextResult]:
+    """The trial with the lowest loss of each kind."""
+    kinds = dict.fromkeys(row.attention for row in rows)
+    done = {kind: [row for row in where(rows, attention=kind) if row.loss is not None] for kind in kinds}
+    return {kind: min(trials, key=lambda row: row.loss or 0.0) for kind, trials in done.items() if trials}
 
 
-def _figure(rows: Sequence[TextResult], panels: list[Panel], column: str, **said: str) -> Figure:
-    return figure(rows, panels, lambda row: row.attention, lambda row: getattr(row, column), logarithmic=True, **said)
+def _line(row: TextResult) -> str:
+    return f"{row.attention}, {_others(row)}"
+
+
+def _others(row: TextResult) -> str:
+    penalty = f", losses × {row.penalty:g}" if row.penalty else ""
+    return f"warm-up {row.warmup:,}{penalty}"
+
+
+def _steps(rows: Sequence[TextResult]) -> str:
+    return ", ".join(f"{steps:,}" for steps in sorted({row.steps for row in rows}))
