@@ -32,7 +32,7 @@ COMMANDS = {
     "study draw": ("nomax.study.commands.draw", "draw the figures of results again"),
     "study list": ("nomax.study.commands.list", "the studies, their claims, and how long they take"),
     "study": ("nomax.study.commands.run", "run a study: a grid of runs, its figures and verdicts"),
-    "report": ("nomax.report.command", "what the studies found, as one HTML page"),
+    "report": ("nomax.report.page", "what the studies found, as one HTML page"),
     "selftest": ("nomax.bench.selftest", "try this machine's kernels on random calls, against float64"),
     "bench attention": ("nomax.bench.attention", "measure attention's speed and memory against its peers"),
     "bench vit": ("nomax.bench.vit", "measure the speed of the ViT against timm's"),

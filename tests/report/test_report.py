@@ -4,17 +4,24 @@ import html
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 import study_results
 from study_results import HOSTILE
 
+from nomax._colours import PHI
 from nomax.cli import main
-from nomax.report import charts, page, words
+from nomax.report import page, words
+from nomax.report.pictures import MOST, Panel, chart
 from nomax.report.results import Story, Verdict
-from nomax.report.sections import Judged, _phis
+from nomax.report.sections import Judged, phis
+from nomax.study.claims import CLAIMS, HEADLINE
+from nomax.study.engine.statistics import Comparison
+from nomax.study.engine.verdict import Premise
 
 
 @pytest.fixture(autouse=True)
@@ -62,20 +69,70 @@ def test_the_command_writes_the_page_of_all_results_here(results: Path, capsys: 
     assert report() == 0
     out = capsys.readouterr().out
     size = (results / "report.html").stat().st_size
-    assert out == f"Written: results/report.html ({size / 1e3:.0f} kB; 2 studies, 3 verdicts), results/report.md\n"
-    assert sorted(path.name for path in results.iterdir()) == ["alpha", "gate", "report.html", "report.md"]
+    what = f"{size / 1e3:.0f} kB; 2 studies, 3 verdicts"
+    assert out == f"Written: results/report.html ({what}), results/report.md, results/headline.md\n"
+    names = ["alpha", "gate", "headline.md", "report.html", "report.md"]
+    assert sorted(path.name for path in results.iterdir()) == names
 
 
 def test_the_table_of_verdicts_has_a_row_for_each(results: Path) -> None:
     lines = page.write([results], Path("report.html")).table.read_text().splitlines()
-    assert lines[2:4] == ["| claim | verdict | measured | by |", "| --- | --- | --- | --- |"]
-    rows = [re.split(r"(?<!\\) \| ", line.strip("| ")) for line in lines[4:]]
-    assert [row[1] for row in rows] == [f"**{entry['verdict']}**" for entry in study_results.VERDICTS]
-    for row, entry in zip(rows, study_results.VERDICTS, strict=True):
-        assert len(row) == 4
-        assert row[0] == entry["text"].replace("<", "&lt;")
+    assert lines[2:6] == [
+        "**What must be set?**",
+        "",
+        "| claim | verdict | measured | the paper | by |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    rows = {row[0]: row for line in lines[6:] if len(row := re.split(r"(?<!\\) \| ", line.strip("| "))) == 5}
+    assert len(rows) == len(study_results.VERDICTS)
+    for entry in study_results.VERDICTS:
+        row = rows[entry["text"].replace("<", "&lt;")]
+        assert row[1] == f"**{entry['verdict']}**"
         assert entry["sentence"].startswith(row[2])
-        assert row[3].startswith("`nomax study ")
+        assert row[3].startswith(CLAIMS[entry["claim"]].paper)
+        assert row[4].startswith("`nomax study ")
+
+
+def test_the_claims_that_matter_have_a_table_with_one_number_each(results: Path) -> None:
+    gain = {"mean": 0.032, "deviation": 0.005, "settings": 3, "seeds": 3, "bounds": [0], "margin": 0.01}
+    old = {"claim": "W-match", "verdict": "undecided", "sentence": "It is −0.5 points [−1, 0] (2 seeds). More."}
+    new = {**old, "claim": HEADLINE[1], "text": "It degrades.", "comparisons": {"the gain": gain}}
+    study_results.write(results / "alpha" / "verdicts.json", [new, old, {**old, "claim": "W-h"}])
+    lines = page.write([results / "alpha"], Path("report.html")).headline.read_text().splitlines()
+    assert len(lines) == 6
+    assert "| **undecided** | It is −0.5 points [−1, 0]. |" in lines[4]
+    assert lines[5].startswith("| It degrades. | **undecided** | +3.20 ± 0.71 points | The paper shows curves")
+
+
+def test_a_verdict_stands_beside_the_papers_numbers_its_premise_and_its_figure(results: Path) -> None:
+    file = results / "alpha" / "verdicts.json"
+    first, second = json.loads(file.read_text())
+    premises = [{"sentence": "softmax reaches 60 %", "holds": False}, {"sentence": "metrics agree", "holds": True}]
+    first |= {"claim": "W-init", "premises": premises, "needed": "Train longer."}
+    study_results.write(file, [first, second])
+    text = html.unescape(page.write([results / "alpha"], Path("report.html")).path.read_text())
+    for part in ("✗ softmax reaches 60 %.", "✓ metrics agree.", "Train longer.", CLAIMS["W-init"].paper):
+        assert part in text
+    assert CLAIMS["W-h"].premise in text  # in words, where a verdict does not say how it fared
+    assert 'href="#figure-alpha-init-svg"' in text
+    assert 'href="#figure-alpha-alpha-svg"' in text
+
+
+def test_trials_are_a_table_that_marks_the_best_of_each_phi(results: Path) -> None:
+    runs = [
+        {"phi": phi, "variant": "pico/4", "lr": lr, "seed": seed, "accuracy": 0.5 + lr + seed / 10, "held_out": 0.1}
+        for phi in ("softmax", "relu/L")
+        for lr in (0.001, 0.003)
+        for seed in (0, 1)
+    ]
+    study_results.write(results / "alpha" / "runs.json", [*study_results.RUNS, *runs])
+    text = page.write([results / "alpha"], Path("report.html")).path.read_text()
+    _, _, table = text.partition('aria-label="Table of trials"')
+    rows = re.findall("<tr>(.*?)</tr>", table.partition("</table>")[0])[1:]
+    cells = [re.findall("<td[^>]*>(.*?)</td>", row) for row in rows]
+    assert cells[1] == ["softmax", "pico/4", "0.003", "0.553", "2", "✓"]
+    assert [row[-1] for row in cells] == ["–", "✓"] * 2
+    assert "Table of trials" not in page.write([results / "gate"], Path("report.html")).path.read_text()
 
 
 def test_the_page_holds_what_the_folders_hold(results: Path) -> None:
@@ -87,15 +144,15 @@ def test_the_page_holds_what_the_folders_hold(results: Path) -> None:
         story = study_results.story(name, "", ["alpha.svg"])
         for part in (story["command"], story["figures"][0]["caption"], "alpha.svg: relu is best at α = 1, with 80 %."):
             assert part in text
-    for part in ("fashion-mnist-small", "A processor", "2.13.0", "0123456789abcdef", "2, 4, 7", "Training loss"):
+    for part in ("fashion-mnist-small", "A processor", "2.13.0", "0123456789abcdef", "2, 4, 7", "Training loss by"):
         assert part in text
     assert "strongest at row 2, column 3" in text  # which maps.png says of itself
 
 
 def test_the_page_begins_with_what_was_found_and_says_each_verdict_once(results: Path) -> None:
     text = html.unescape(page.write([results], Path("report.html")).path.read_text())
-    assert "Of 3 claims, 1 was reproduced, 1 was contradicted and 1 is undecided." in text
-    assert "at the scale of these runs alone: pico on fashion-mnist-small." in text
+    assert "Of 3 claims, 2 are decided at this scale: 1 reproduced and 1 contradicted. 1 is undecided." in text
+    assert "The scale: pico on fashion-mnist-small." in text
     for entry in study_results.VERDICTS:
         assert text.count(entry["sentence"]) == text.count(f"{entry['text']}</span>") == 1
     first, _, rest = text.partition("<h2")
@@ -105,26 +162,39 @@ def test_the_page_begins_with_what_was_found_and_says_each_verdict_once(results:
 
 def judged(**verdicts: str) -> list[Judged]:
     return [
-        Judged(Verdict(claim.replace("_", "-"), verdict), claim, "alpha", "study-alpha", [], "")
+        Judged(Verdict(claim.replace("_", "-"), verdict), claim, "alpha", "study-alpha", "figure-alpha", [], "")
         for claim, verdict in verdicts.items()
     ]
 
 
 def test_the_headline_counts_and_leaves_out_what_there_is_not() -> None:
     assert page.headline([]) == "No verdict has been reached yet."
-    assert page.headline(judged(a="contradicted")) == "Of 1 claim, 1 was contradicted."
-    found = judged(a="reproduced", b="undecided", c="undecided", d="reproduced")
-    assert page.headline(found) == "Of 4 claims, 2 were reproduced and 2 are undecided."
+    assert page.headline(judged(a="contradicted")) == "Of 1 claim, 1 is decided at this scale: 1 contradicted."
+    assert page.headline(judged(a="undecided")) == "Of 1 claim, none is decided at this scale. 1 is undecided."
+    (unmet,) = judged(e="undecided")
+    unmet = replace(unmet, verdict=replace(unmet.verdict, premises=[Premise("no", False)]))
+    mixed = [*judged(a="reproduced", b="undecided", c="reproduced"), unmet]
+    assert page.headline(mixed) == (
+        "Of 4 claims, 2 are decided at this scale: 2 reproduced. 2 are undecided, 1 of them because a premise does not "
+        "hold."
+    )
 
 
-def test_claims_stand_with_their_paper_and_what_was_decided_comes_first() -> None:
+def test_claims_stand_with_their_question_and_what_was_decided_comes_first() -> None:
     found = judged(W_h="undecided", S_ln="reproduced", W_init="contradicted", mine="undecided", W_alpha="reproduced")
     groups = {group.title: group for group in page.groups(found)}
-    assert list(groups) == ["Wortsman et al. 2023", "Shen et al. 2023", "Other claims"]
-    vision = groups["Wortsman et al. 2023"]
+    assert list(groups) == ["What must be set?", "And in the feed-forward layer?", "Other claims"]
+    vision = groups["What must be set?"]
     assert vision.tally == "1 reproduced, 1 contradicted, 1 undecided"
-    assert [one.verdict.claim for one in vision.decided] == ["W-alpha", "W-init"]
-    assert [one.verdict.claim for one in vision.undecided] == ["W-h"]
+    assert [one.verdict.claim for one in vision.verdicts] == ["W-alpha", "W-init", "W-h"]
+
+
+def test_one_number_is_the_mean_of_the_first_comparison_with_its_half_width() -> None:
+    (one,) = judged(a="reproduced")
+    assert page.one_number(one) == ""
+    lead = Comparison(-0.0123, 0.01, 2, 4, (0.0,), 0.02, "nats")
+    one = replace(one, verdict=replace(one.verdict, comparisons={"the lead": lead, "other": lead}))
+    assert page.one_number(one) == "−0.012 ± 0.012 nats"
 
 
 def test_the_scale_is_what_the_set_ups_say() -> None:
@@ -145,16 +215,23 @@ def test_a_verdict_in_short_is_its_first_sentence_without_brackets() -> None:
     )
 
 
-def test_lines_have_the_colour_of_their_phi_and_those_of_one_phi_are_broken(results: Path) -> None:
-    elements = Elements(page.write([results], Path("report.html")).path.read_text())
-    lines = [str(path["class"]).split()[1:] for path in elements.of("path") if "line" in str(path["class"]).split()]
-    assert {("phi-softmax", "s0"), ("phi-relu", "s0"), ("phi-relu", "s1")} == set(map(tuple, lines))
+def test_lines_have_the_colour_of_their_phi_and_those_of_one_phi_are_broken() -> None:
+    lines = [(name, [(0.0, 1.0), (1.0, 2.0)]) for name in ("softmax", "relu", "relu/L")]
+    drawn = chart("Loss", [Panel("Loss", "step", lines)], ["softmax", "relu", "relu"])
+    assert drawn is not None
+    assert drawn.uri.startswith("data:image/svg+xml,")
+    strokes = re.findall(r"style='([^']*stroke: [^']*)'", unquote(drawn.uri))
+    broken = {
+        name: ["dasharray" in each for each in strokes if PHI[name].light in each] for name in ("softmax", "relu")
+    }
+    assert broken["softmax"] == [False, False]  # in the panel and in the legend
+    assert sorted(broken["relu"]) == [False, False, True, True]
 
 
 def test_a_line_is_known_by_the_part_in_which_labels_begin_to_differ() -> None:
     labels = ["softmax, relu × 8 slots, seed 0", "softmax, softmax + LN × 8 slots, seed 0"]
-    assert _phis(labels, ["softmax"] * 2) == ["relu", "softmax"]
-    assert _phis(["the factor alone, seed 0", "softmax, seed 0"], ["relu", "softmax"]) == ["relu", "softmax"]
+    assert phis(labels, ["softmax"] * 2) == ["relu", "softmax"]
+    assert phis(["the factor alone, seed 0", "softmax, seed 0"], ["relu", "softmax"]) == ["relu", "softmax"]
 
 
 def test_what_a_reader_must_know_of_a_study_stands_beside_its_verdicts(results: Path) -> None:
@@ -224,7 +301,9 @@ def test_a_large_drawing_gives_way_to_a_smaller_png(results: Path) -> None:
     drawing.write_text(study_results.SVG.replace("</svg>", f"<!-- {'x' * 500_000} --></svg>"))
     (results / "alpha" / "maps.png").rename(drawing.with_suffix(".png"))
     elements = Elements(page.write([results], Path("report.html")).path.read_text())
-    assert [str(image["src"])[:15] for image in elements.of("img")] == ["data:image/png;", *["data:image/svg+"] * 2]
+    kinds = [str(image["src"])[:15] for image in elements.of("img")]
+    assert kinds[0] == "data:image/png;"
+    assert set(kinds[1:]) == {"data:image/svg+"}
 
 
 def damage(name: str, content: str) -> Callable[[Path], None]:
@@ -261,7 +340,7 @@ MISTAKES: list[tuple[Callable[[Path], None], str]] = [
     (damage("maps.png", "<svg/>"), "results/alpha/maps.png is damaged"),
     (figure_outside, "a figure must be a name.svg or name.png beside it: '../secret.svg'"),
     (uneven_table, "a row of the table of alpha.svg has 1 cells for 2 columns"),
-    (too_much, "it may take 3. The largest picture is results/alpha/alpha.svg"),
+    (too_much, "it may take 2.5. The largest picture is results/alpha/alpha.svg"),
 ]
 
 
@@ -336,33 +415,18 @@ def test_a_docstring_becomes_paragraphs_lists_and_code() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("ends", "expected"),
-    [((0, 1), [0, 0.2, 0.4, 0.6, 0.8, 1]), ((0, 145), [0, 50, 100]), ((0.43, 2.71), [0.5, 1, 1.5, 2, 2.5])],
-)
-def test_ticks_are_round_numbers_inside_the_axis(ends: tuple[float, float], expected: list[float]) -> None:
-    assert charts.ticks(*ends) == pytest.approx(expected)
-
-
-def test_a_chart_goes_from_corner_to_corner_and_says_what_it_shows() -> None:
-    drawn = charts.chart("Loss", "step", [("a", [(0, 1.0), (10, 0.0)]), ("b", [(5, 0.5), (6, float("nan"))])])
+def test_a_chart_says_what_it_shows() -> None:
+    panel = Panel("Loss", "step", [("a", [(0, 1.0), (10, 0.0)]), ("b", [(5, 0.5), (6, float("nan"))])])
+    drawn = chart("Curves", [panel], ["relu", ""])
     assert drawn is not None
-    margin = (charts.BOTTOM - charts.TOP) * 0.04 / 1.04
-    (start, end) = drawn.lines[0].dots
-    assert start == pytest.approx((charts.LEFT, charts.TOP + margin), abs=0.06)
-    assert end == (charts.RIGHT, charts.BOTTOM)
-    assert len(drawn.lines[1].dots) == 1
-    assert drawn.alternative == "Loss by step. a: 1, 0. b: 0.5."
-    assert charts.chart("Loss", "step", [("a", [(0, float("nan"))])]) is None
+    assert drawn.description == "Loss by step. a: 1, 0. b: 0.5."
+    assert chart("Curves", [Panel("Loss", "step", [("a", [(0, float("nan"))])])], ["relu"]) is None
 
 
 def test_a_run_that_diverges_does_not_flatten_the_others() -> None:
     lines = [(f"run {n}", [(0.0, 2.0), (1.0, 1.0)]) for n in range(4)] + [("lost", [(0.0, 2.0), (1.0, 1e9)])]
-    drawn = charts.chart("Loss", "step", lines, roof=True)
-    assert drawn is not None
-    assert drawn.note.startswith("Values above 3.0")
-    assert drawn.lines[4].dots[1][1] == charts.TOP
-    assert drawn.lines[0].dots[1][1] - drawn.lines[0].dots[0][1] > 40
+    assert Panel("Loss", "step", lines, roof=True).top == 3
+    assert Panel("Loss", "step", lines).top == 1e9
 
 
 def test_json_that_holds_nan_is_read(results: Path) -> None:
@@ -383,19 +447,10 @@ def test_times_are_told_to_the_minute() -> None:
     assert words.when("yesterday") == "yesterday"
 
 
-def test_row_statistics_are_drawn_from_zero_and_whole() -> None:
-    drawn = charts.chart("Zeros", "layer", [("a", [(1, 0.2), (2, 0.2)]), ("b", [(1, 0.9), (2, 0.8)])], from_zero=True)
+def test_a_long_line_is_drawn_in_means_and_described_as_it_is() -> None:
+    panel = Panel("Loss", "step", [("a", [(float(x), float(x % 2)) for x in range(1000)])])
+    drawn = chart("Curves", [panel], ["relu"])
     assert drawn is not None
-    assert (drawn.y_ticks[0].text, drawn.y_ticks[0].place) == ("0", charts.BOTTOM)
-    assert [tick.text for tick in drawn.x_ticks] == ["1", "2"]
-    assert drawn.note == ""
-    assert drawn.lines[1].dots[0][1] < drawn.lines[1].dots[1][1] < drawn.lines[0].dots[0][1]
-
-
-def test_a_long_line_is_thinned_but_keeps_its_ends() -> None:
-    drawn = charts.chart("Loss", "step", [("a", [(float(x), float(x % 2)) for x in range(1000)])])
-    assert drawn is not None
-    places = drawn.lines[0].path[1:].split("L")
-    assert 50 < len(places) <= charts.MOST + 1
-    assert places[0].startswith(f"{charts.LEFT} ")
-    assert places[-1].startswith(f"{charts.RIGHT} ")
+    paths = re.findall(r" d='(M[^']*)'", unquote(drawn.uri))
+    assert max(path.count("L") for path in paths) < MOST
+    assert panel.description == "Loss by step. a: from 0 at 0 to 1 at 999, lowest 0, highest 1."

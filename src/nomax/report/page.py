@@ -1,22 +1,64 @@
-"""From results folders to one HTML page that needs nothing but itself, and the table of verdicts as Markdown."""
+"""`nomax report`: what the studies found, as one HTML page that needs nothing but itself, and as tables in Markdown."""
 
 import base64
 import hashlib
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 import nomax
 from nomax import _colours, _files
-from nomax.report import charts, results, words
+from nomax.console import Console
+from nomax.evaluate import terminal
+from nomax.report import results, words
 from nomax.report.sections import Judged, Section, anchors, section
-from nomax.study.claims import CLAIMS
+from nomax.study.claims import CLAIMS, GROUPS, HEADLINE
+from nomax.study.engine.verdict import amount
 
-LIMIT = 3_000_000  # bytes: a page that a phone loads without a second thought
+LIMIT = 2_500_000  # bytes: a page that a phone loads without a second thought
 HERE = Path(__file__).parent
-VERDICTS = ("reproduced", "contradicted", "undecided")
+OTHER = "Other claims"
+
+Places = tyro.conf.Positional[
+    Annotated[tuple[Path, ...], tyro.conf.arg(metavar="[RESULTS ...]", help_behavior_hint="(default: results)")]
+]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Write one HTML page of what the studies found: verdicts, figures and the tables behind them, training curves.
+
+    The page needs no network and no other file; send it, print it, read it on a phone. Beside it are written, as
+    Markdown, the table of all verdicts (report.md) and that of the claims that matter most (headline.md). For example:
+    nomax report results/alpha results/scaling --out mine.html
+    """
+
+    results: Places = (Path("results"),)
+    """Folders that `nomax study` wrote (each with a study.json), or folders that hold some."""
+    out: Path = Path("results/report.html")
+    """The page."""
+
+
+def run(options: Options) -> int:
+    """Return 0, or 2 if the page cannot be written."""
+    try:
+        if options.out.is_dir():
+            raise ValueError(f"--out {options.out} is a folder; give the name of a file, such as report.html in it.")
+        written = write(options.results, options.out)
+    except terminal.EXPECTED as error:
+        return terminal.print_error("report", error)
+    for name in written.missing:
+        print(f"nomax report: {name} is missing; the page shows the rest.", file=sys.stderr)
+    size = f"{written.size / 1e6:.1f} MB" if written.size >= 1e6 else f"{written.size / 1e3:.0f} kB"
+    what = f"{words.count(written.studies, 'study', 'studies')}, {words.count(written.verdicts, 'verdict')}"
+    Console().print(f"Written: {written.path} ({size}; {what}), {written.table}, {written.headline}")
+    return 0
 
 
 @dataclass(frozen=True)
@@ -25,6 +67,7 @@ class Written:
 
     path: Path
     table: Path
+    headline: Path
     size: int
     studies: int
     verdicts: int
@@ -32,28 +75,29 @@ class Written:
 
 
 def write(places: Sequence[Path], out: Path) -> Written:
-    """Write the page of some results folders, complete or not at all, and beside it the table of verdicts alone.
+    """Write the page of some results folders, complete or not at all, and beside it the tables of verdicts.
 
     places: results folders, or folders that hold some. Raises FileNotFoundError or ValueError, which name the file.
     """
-    folders = results.find(places)
-    found = [results.read(folder) for folder in folders]
-    claims = iter(anchors("claim", [verdict.claim for one in found for verdict in one.verdicts]))
-    names = anchors("study", [one.story.name for one in found])
+    folders = [results.read(folder) for folder in results.find(places)]
+    claims = iter(anchors("claim", [verdict.claim for one in folders for verdict in one.verdicts]))
+    names = anchors("study", [one.story.name for one in folders])
     studies = [
-        section(one, name, list(islice(claims, len(one.verdicts)))) for one, name in zip(found, names, strict=True)
+        section(one, name, list(islice(claims, len(one.verdicts)))) for one, name in zip(folders, names, strict=True)
     ]
     page = render(studies).encode()
     if len(page) > LIMIT:
         raise ValueError(
-            f"the page would take {len(page) / 1e6:.1f} MB; it may take {LIMIT / 1e6:.0f}. "
+            f"the page would take {len(page) / 1e6:.1f} MB; it may take {LIMIT / 1e6:g}. "
             f"{_largest(studies)} Name fewer results folders, or draw it with fewer points."
         )
     _files.write(out, page)
-    table = out.with_suffix(".md")
-    _files.write(table, markdown(found))
+    table, short = out.with_suffix(".md"), out.with_name("headline.md")
+    _files.write(table, markdown(studies))
+    _files.write(short, headline_table(studies))
     verdicts = sum(len(one.verdicts) for one in studies)
-    return Written(out, table, len(page), len(studies), verdicts, [name for one in studies for name in one.missing])
+    missing = [name for one in studies for name in one.missing]
+    return Written(out, table, short, len(page), len(studies), verdicts, missing)
 
 
 def render(studies: Sequence[Section]) -> str:
@@ -80,7 +124,7 @@ def render(studies: Sequence[Section]) -> str:
         groups=groups(verdicts),
         lead=next(((one, shown) for one in studies for shown in one.figures if shown.picture), (None, None)),
         words=words,
-        chart=charts,
+        one_number=one_number,
         version=nomax.__version__,
         style=Markup(style),
         script=Markup(script),
@@ -93,13 +137,11 @@ def _colour_sheet() -> str:
     """The colours as variables of the style sheet, in the light and, on a screen, in the dark."""
     roles = {"paper": _colours.PAPER, "ink": _colours.INK, "soft": _colours.SOFT, "rule": _colours.RULE}
     roles |= {"reproduced": _colours.GOOD, "contradicted": _colours.BAD, "undecided": _colours.OPEN}
-    roles |= {f"phi-{name}": colour for name, colour in _colours.PHI.items()}
     light, dark = (
         "".join(f"--{name}:{getattr(colour, scheme)};" for name, colour in roles.items())
         for scheme in ("light", "dark")
     )
-    lines = "".join(f".phi-{name}{{--line:var(--phi-{name})}}" for name in _colours.PHI)
-    return f":root{{{light}}}\n@media screen and (prefers-color-scheme: dark){{:root{{{dark}}}}}\n{lines}\n"
+    return f":root{{{light}}}\n@media screen and (prefers-color-scheme: dark){{:root{{{dark}}}}}\n"
 
 
 def _policy(style: str, script: str) -> str:
@@ -114,36 +156,36 @@ def _fingerprint(text: str) -> str:
 
 
 def _largest(studies: Sequence[Section]) -> str:
-    pictures = [
-        (len(shown.picture.uri), str(one.results.folder / shown.figure.file))
-        for one in studies
-        for shown in one.figures
-        if shown.picture
-    ]
-    pictures += [(len(one.maps.uri), f"the maps in {one.results.folder}") for one in studies if one.maps]
-    return f"The largest picture is {max(pictures)[1]} ({max(pictures)[0] / 1e6:.1f} MB)." if pictures else ""
+    pictures = [(shown.picture, one.results.folder / shown.figure.file) for one in studies for shown in one.figures]
+    pictures += [(one.maps, one.results.folder / "maps.svg") for one in studies]
+    size, name = max(((len(picture.uri), str(path)) for picture, path in pictures if picture), default=(0, ""))
+    return f"The largest picture is {name} ({size / 1e6:.1f} MB)." if name else ""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Claims that belong together."""
+    """Claims that answer one question of a reader."""
 
     title: str
     tally: str
-    decided: list[Judged]
-    undecided: list[Judged]
+    verdicts: list[Judged]
 
 
 def headline(verdicts: Sequence[Judged]) -> str:
-    """Say how the claims fared, in a sentence."""
+    """Say how the claims fared: how many are decided, and that this is so at the scale of these runs."""
     if not verdicts:
         return "No verdict has been reached yet."
     counted = Counter[str](judged.verdict.verdict for judged in verdicts)
-    spoken = {"reproduced": "was were", "contradicted": "was were", "undecided": "is are"}
-    parts = [
-        f"{counted[name]} {verbs.split()[counted[name] != 1]} {name}" for name, verbs in spoken.items() if counted[name]
-    ]
-    return f"Of {len(verdicts)} claim{'s' * (len(verdicts) != 1)}, {listed(parts)}."
+    open_, decided = counted["undecided"], len(verdicts) - counted["undecided"]
+    how = [f"{counted[name]} {name}" for name in ("reproduced", "contradicted") if counted[name]]
+    verb = "none is" if not decided else f"{decided} {'is' if decided == 1 else 'are'}"
+    told = f"Of {words.count(len(verdicts), 'claim')}, {verb} decided at this scale"
+    told += f": {words.listed(how)}." if how else "."
+    if open_:
+        unmet = sum(any(not premise.holds for premise in judged.verdict.premises) for judged in verdicts)
+        why = f", {unmet} of them because a premise does not hold" if unmet else ""
+        told += f" {open_} {'is' if open_ == 1 else 'are'} undecided{why}."
+    return told
 
 
 def scale(stories: Iterable[results.Story]) -> str:
@@ -154,57 +196,64 @@ def scale(stories: Iterable[results.Story]) -> str:
         sizes = setup.get("models") or ([f"{setup['dim']}-wide transformers"] if "dim" in setup else [])
         if isinstance(setup.get("data"), str) and isinstance(sizes, list):
             models.setdefault(setup["data"], {}).update(dict.fromkeys(map(str, sizes)))
-    return "; ".join(f"{listed(list(sizes))} on {data}" for data, sizes in models.items() if sizes)
+    return "; ".join(f"{words.listed(list(sizes))} on {data}" for data, sizes in models.items() if sizes)
 
 
 def groups(verdicts: Sequence[Judged]) -> list[Group]:
-    """The verdicts by where their claims come from; in each group, what was decided comes first."""
-    found: dict[str, list[Judged]] = {}
-    for judged in verdicts:
-        found.setdefault(_source(judged.verdict.claim), []).append(judged)
-    return [
-        Group(
-            title,
-            ", ".join(f"{count} {name}" for name in VERDICTS if (count := len(_of(members, name)))),
-            [*_of(members, "reproduced"), *_of(members, "contradicted")],
-            _of(members, "undecided"),
-        )
-        for title, members in found.items()
-    ]
+    """Return the verdicts by the question that they answer; in each group, what was decided comes first."""
+    order = {claim: place for place, claim in enumerate(CLAIMS)}
+    found = []
+    for title in (*GROUPS, OTHER):
+        members = [judged for judged in verdicts if (judged.claim.group if judged.claim else OTHER) == title]
+        members.sort(key=lambda judged: (judged.verdict.verdict == "undecided", order.get(judged.verdict.claim, 0)))
+        counted = Counter[str](judged.verdict.verdict for judged in members)
+        names = ("reproduced", "contradicted", "undecided")
+        tally = ", ".join(f"{counted[name]} {name}" for name in names if counted[name])
+        found += [Group(title, tally, members)] if members else []
+    return found
 
 
-def listed(parts: Sequence[str]) -> str:
-    """a, b and c."""
-    return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
+def one_number(judged: Judged) -> str:
+    """Return the number that a verdict hangs on: "+3.20 ± 0.45 points"; empty if it does not say which."""
+    if not judged.verdict.comparisons:
+        return ""
+    first = next(iter(judged.verdict.comparisons.values()))
+    mean, unit = amount(first.mean, first.unit, signed=True).partition(" ")[::2]
+    return (
+        f"{mean} ± {amount(first.half_width(first.seeds), first.unit).partition(' ')[0]} {unit or first.unit}".strip()
+    )
 
 
-def _of(verdicts: Sequence[Judged], name: str) -> list[Judged]:
-    return [judged for judged in verdicts if judged.verdict.verdict == name]
-
-
-def _source(claim: str) -> str:
-    """The paper that a claim is from."""
-    source = CLAIMS[claim].source.partition(",")[0] if claim in CLAIMS else "other claims"
-    return source[0].upper() + source[1:]
-
-
-def markdown(found: Sequence[results.ResultsFolder]) -> str:
-    """A row for each verdict: its claim, what came out, the first sentence of why, and the command of its study."""
-    lines = [
-        "<!-- Written by `nomax report` -->",
-        "",
-        "| claim | verdict | measured | by |",
-        "| --- | --- | --- | --- |",
-    ]
-    for one in found:
-        for verdict in one.verdicts:
-            measured = words.SENTENCE.split(verdict.sentence, maxsplit=1)[0]
-            outcome = f"**{verdict.verdict}**{f' ({one.story.note})' if one.story.note else ''}"
-            cells = (verdict.text, outcome, measured, f"`{one.story.command}`")
-            lines.append(f"| {' | '.join(map(_cell, cells))} |")
+def markdown(studies: Sequence[Section]) -> str:
+    """Return a table for each question, and in it a row for each verdict: the claim, the paper's numbers, and ours."""
+    lines = ["<!-- Written by `nomax report` -->"]
+    commands = {one.anchor: one.results.story.command for one in studies}
+    for group in groups([judged for one in studies for judged in one.verdicts]):
+        lines += ["", f"**{group.title}**", "", "| claim | verdict | measured | the paper | by |", "| --- " * 5 + "|"]
+        for judged in group.verdicts:
+            verdict = judged.verdict
+            outcome = f"**{verdict.verdict}**{f' ({judged.note})' if judged.note else ''}"
+            paper = f"{judged.claim.paper} ({judged.claim.source})" if judged.claim else ""
+            measured = " ".join(filter(None, [words.first_sentence(verdict.sentence), verdict.needed]))
+            cells = (verdict.text, outcome, measured, paper, f"`{commands[judged.study_anchor]}`")
+            lines.append(_row(cells))
     return "\n".join(lines) + "\n"
 
 
-def _cell(text: str) -> str:
-    """Text on one line that ends no cell and is no markup of HTML."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+def headline_table(studies: Sequence[Section]) -> str:
+    """Return the table of the claims that matter most: the verdict and one number for each."""
+    lines = ["<!-- Written by `nomax report` -->", "", "| claim | verdict | here | in the paper |", "| --- " * 4 + "|"]
+    verdicts = [judged for one in studies for judged in one.verdicts]
+    for claim in HEADLINE:
+        for judged in (judged for judged in verdicts if judged.verdict.claim == claim):
+            number = one_number(judged) or words.short(judged.verdict.sentence)
+            cells = (judged.verdict.text, f"**{judged.verdict.verdict}**", number, CLAIMS[claim].paper)
+            lines.append(_row(cells))
+    return "\n".join(lines) + "\n"
+
+
+def _row(cells: Sequence[str]) -> str:
+    """A row of a table, of texts on one line that end no cell and are no markup of HTML."""
+    return (
+        f"| {' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|').replace('<', '&lt;') for cell in cells)} |"
+    )

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from nomax._files import read_json
-
-# The order of the papers; other studies follow by name.
-ORDER = ("scaling", "alpha", "qk-norm", "gate", "memory", "relu-attention", "documents", "text-phi")
+from nomax.study import STUDIES
+from nomax.study.engine.statistics import Comparison
+from nomax.study.engine.verdict import Premise
 
 ADVICE = "`nomax study NAME` writes such a folder to results/NAME."
 
@@ -65,6 +65,10 @@ class Verdict:
     scale: str = ""
     seeds: list[int] = field(default_factory=list)
     numbers: dict[str, Any] = field(default_factory=dict)
+    premises: list[Premise] = field(default_factory=list)
+    needed: str = ""
+    """What would decide it."""
+    comparisons: dict[str, Comparison] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,9 @@ def find(places: Iterable[Path]) -> list[Path]:
         if not inside:
             what = "holds no study.json, nor does a folder in it" if place.is_dir() else "is no folder"
             raise FileNotFoundError(f"{place} {what}. {ADVICE}")
-        inside.sort(key=lambda folder: (ORDER.index(folder.name) if folder.name in ORDER else len(ORDER), folder.name))
+        # In the order of the papers; other studies follow by name.
+        order = {name: place for place, name in enumerate(STUDIES)}
+        inside.sort(key=lambda folder: (order.get(folder.name, len(order)), folder.name))
         found |= {folder.resolve(): folder for folder in inside}
     return list(found.values())
 

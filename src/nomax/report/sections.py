@@ -1,59 +1,47 @@
-"""The section of one study on the page.
+"""The section of one study on the page, and how its verdicts are told: from a results folder to words and pictures."""
 
-Figures and maps become data: URIs of <img>, not part of the document: the SVGs of matplotlib share ids, which must be
-unique in a document, and a script in an image never runs.
-"""
-
-import base64
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from statistics import fmean
 from typing import Any
-from xml.etree import ElementTree
 
 from nomax import _colours
 from nomax.report import words
-from nomax.report.charts import Chart, chart, percent, plain
+from nomax.report.pictures import Panel, Picture, chart, picture
 from nomax.report.results import Attention, Curve, Figure, ResultsFolder, Verdict
 from nomax.report.words import Block, Sheet
+from nomax.study.claims import CLAIMS, Claim
 
-LARGE_SVG = 400_000  # bytes; from here on a PNG beside it, if that is smaller, is shown instead
-PIXELS = {"pt": 4 / 3, "px": 1.0, "": 1.0, "in": 96.0, "cm": 96 / 2.54, "mm": 96 / 25.4}
-# What nomax.evaluate.rows measures, and how an axis counts it.
-STATISTICS: dict[str, tuple[str, Callable[[float], str]]] = {
-    "row_sum": ("Mean weight × L", plain),
-    "row_sum_sd": ("Standard deviation of row sums", plain),
-    "zeros": ("Share of exact zeros", percent),
-    "empty": ("Share of empty rows", percent),
-    "entropy": ("Entropy of a row, nats", plain),
-    "effective_keys": ("Effective number of keys", plain),
+# What nomax.evaluate.rows measures: its title, and True for a share.
+STATISTICS = {
+    "row_sum": ("Mean weight × L", False),
+    "row_sum_sd": ("Standard deviation of row sums", False),
+    "zeros": ("Share of exact zeros", True),
+    "empty": ("Share of empty rows", True),
+    "entropy": ("Entropy of a row, nats", False),
+    "effective_keys": ("Effective number of keys", False),
 }
-
-
-@dataclass(frozen=True)
-class Picture:
-    """An image as the page shows it."""
-
-    uri: str
-    width: int
-    height: int
-    photograph: bool
-    """Made of pixels: its colours are the message, and stay as they are in the dark."""
-    description: str
-    """The description inside the file."""
+TRIALS = {"phi": "φ", "attention": "attention", "memory": "memory", "variant": "model", "tokens": "L", "data": "data"}
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A verdict, its place and that of its study on the page, and its numbers in words."""
+    """A verdict, what the paper has, and their places on the page."""
 
     verdict: Verdict
     anchor: str
     study: str
     study_anchor: str
+    figure_anchor: str
+    """That of the figure that shows it; that of the study if there is none."""
     numbers: list[tuple[str, str]]
     note: str
+
+    @property
+    def claim(self) -> Claim | None:
+        """The paper's claim, if it is one."""
+        return CLAIMS.get(self.verdict.claim)
 
 
 @dataclass(frozen=True)
@@ -61,17 +49,10 @@ class Shown:
     """A figure with its picture, if there is one, and the table behind it."""
 
     figure: Figure
+    anchor: str
     picture: Picture | None
     alternative: str
     table: Sheet | None
-
-
-@dataclass(frozen=True)
-class Panels:
-    """Charts that share their lines, and so their legend."""
-
-    title: str
-    charts: list[Chart]
 
 
 @dataclass(frozen=True)
@@ -83,9 +64,10 @@ class Section:
     text: list[Block]
     verdicts: list[Judged]
     figures: list[Shown]
-    curves: list[Panels]
+    trials: Sheet | None
+    curves: list[tuple[str, Picture]]
     curves_table: Sheet | None
-    attention: Panels | None
+    attention: Picture | None
     attention_table: Sheet | None
     maps: Picture | None
     runs_file: str
@@ -97,22 +79,24 @@ class Section:
 
 
 def section(results: ResultsFolder, anchor: str, claims: Sequence[str]) -> Section:
-    """Put a results folder into words, pictures, charts and tables.
+    """Put a results folder into words, pictures and tables.
 
     anchor, claims: the ids of its section and of its verdicts on the page.
     """
     story = results.story
-    figures = [_shown(results, figure) for figure in story.figures]
+    places = anchors(anchor.replace("study-", "figure-", 1), [figure.file for figure in story.figures])
+    figures = [_shown(results, figure, place) for figure, place in zip(story.figures, places, strict=True)]
     facts = {"Set-up": story.setup, "Machine": story.machine, "Versions": story.versions}
     return Section(
         results=results,
         anchor=anchor,
         text=words.blocks(story.text),
         verdicts=[
-            Judged(verdict, place, story.name, anchor, words.facts(verdict.numbers), story.note)
+            _judged(results, verdict, place, anchor, figures)
             for verdict, place in zip(results.verdicts, claims, strict=True)
         ],
         figures=figures,
+        trials=_trials(results.runs),
         curves=_curves(results.curves, {str(run.get("key")): run for run in results.runs}),
         curves_table=_curves_table(results.curves),
         attention=_attention(results.attention),
@@ -126,44 +110,89 @@ def section(results: ResultsFolder, anchor: str, claims: Sequence[str]) -> Secti
 
 
 def anchors(kind: str, names: Sequence[str]) -> list[str]:
-    """An id for each of these names of a kind: all of them different, even if the names are not."""
-    found: list[str] = []
+    """Return an id for each of these names of a kind: all of them different, even if the names are not."""
+    made: list[str] = []
     for name in names:
         plain_name = f"{kind}-" + (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "unnamed")
-        taken = sum(other == plain_name or other.startswith(f"{plain_name}--") for other in found)
-        found.append(f"{plain_name}--{taken + 1}" if taken else plain_name)
-    return found
+        taken = sum(other == plain_name or other.startswith(f"{plain_name}--") for other in made)
+        made.append(f"{plain_name}--{taken + 1}" if taken else plain_name)
+    return made
 
 
-def _shown(results: ResultsFolder, figure: Figure) -> Shown:
-    found = picture(results.folder, figure.file)
-    inside = found.description if found else ""
+def _judged(results: ResultsFolder, verdict: Verdict, place: str, study: str, figures: Sequence[Shown]) -> Judged:
+    claim, story = CLAIMS.get(verdict.claim), results.story
+    own = [shown.anchor for shown in figures if claim and shown.figure.file.rpartition(".")[0] == claim.figure]
+    shown = [*own, *(each.anchor for each in figures), study][0]
+    return Judged(verdict, place, story.name, study, shown, words.facts(verdict.numbers), story.note)
+
+
+def _shown(results: ResultsFolder, figure: Figure, anchor: str) -> Shown:
+    drawn = picture(results.folder, figure.file)
+    inside = drawn.description if drawn else ""
     table = words.sheet(figure.table.columns, figure.table.rows) if figure.table and figure.table.rows else None
-    return Shown(figure, found, figure.alternative or inside or figure.caption or figure.title, table)
+    return Shown(figure, anchor, drawn, figure.alternative or inside or figure.caption or figure.title, table)
 
 
-def _curves(curves: Sequence[Curve], runs: Mapping[str, Mapping[str, Any]]) -> list[Panels]:
+def _trials(runs: Sequence[Mapping[str, Any]]) -> Sheet | None:
+    """The runs that chose settings, on a validation split: what each setting came to, the mean over its seeds."""
+    names: list[str] = []
+    cells: dict[tuple[Any, ...], list[float]] = {}
+    rows = [run for run in runs if run.get("held_out") or run.get("split", "test") != "test"]
+    score = "accuracy" if any(run.get("accuracy") is not None for run in rows) else "loss"
+    for run in rows:
+        names = names or [name for name in (*TRIALS, "lr", "gamma", "penalty") if name in run]
+        value = run.get(score)
+        cells.setdefault(tuple(run.get(name) for name in names), []).extend([] if value is None else [value])
+    if not rows:
+        return None
+    means = {setting: fmean(entries) if entries else None for setting, entries in cells.items()}
+    kinds = len([name for name in names if name in TRIALS])
+    sign = 1 if score == "accuracy" else -1
+    best: dict[tuple[Any, ...], float] = {}
+    for setting, mean in means.items():
+        if mean is not None:
+            best[setting[:kinds]] = max(sign * mean, best.get(setting[:kinds], sign * mean))
+    columns = [*(TRIALS.get(name, name) for name in names), f"validation {score}", "seeds", "best"]
+    columns = ["learning rate" if name == "lr" else name for name in columns]
+    return words.sheet(
+        columns,
+        [
+            [
+                *setting,
+                mean,
+                len(cells[setting]),
+                "✓" if mean is not None and sign * mean == best[setting[:kinds]] else "",
+            ]
+            for setting, mean in means.items()
+        ],
+    )
+
+
+def _curves(curves: Sequence[Curve], runs: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Picture]]:
+    """A title and a chart for each group of training curves."""
     groups: dict[str, list[Curve]] = {}
     for curve in curves:
         groups.setdefault(curve.group, []).append(curve)
-    panels = []
+    charts = []
     for group, members in groups.items():
         labels, shared = words.without_common_end([curve.label for curve in members])
+        said = group.split(", ")
+        labels = [", ".join(part for part in label.split(", ") if part not in said) or label for label in labels]
         losses = [(label, _points(curve, curve.loss)) for label, curve in zip(labels, members, strict=True)]
         accuracies = [(label, _points(curve, curve.accuracy)) for label, curve in zip(labels, members, strict=True)]
         known = [str(runs.get(curve.key, {}).get("activation", "")) for curve in members]
-        phis = _phis([curve.label for curve in members], known)
-        loss = chart("Training loss", "step", losses, phis=phis, roof=True)
-        accuracy = chart("Accuracy in training", "step", accuracies, percent, phis=phis)
-        drawn = [found for found in (loss, accuracy) if found]
-        if drawn:
-            title = ", ".join(dict.fromkeys(part for part in (*group.split(", "), *shared) if part))
-            panels.append(Panels(title, drawn))
-    return panels
+        title = ", ".join(dict.fromkeys(part for part in (*said, *shared) if part))
+        panels = [
+            Panel("Training loss", "step", losses, roof=True),
+            Panel("Accuracy in training", "step", accuracies, percent=True),
+        ]
+        drawn = chart(title or "Training curves", panels, phis([curve.label for curve in members], known))
+        charts += [(title, drawn)] if drawn else []
+    return charts
 
 
-def _phis(labels: Sequence[str], known: Sequence[str]) -> list[str]:
-    """The activation that each line shows: the one named where labels begin to differ, or else what is known of it.
+def phis(labels: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return the activation that each line shows: the one named where labels begin to differ, or else what is known.
 
     Models with softmax attention whose memories differ are told apart by these.
     """
@@ -195,76 +224,27 @@ def _means(run: Attention, name: str) -> list[tuple[float, float]]:
         value = words.number(row.get(name))
         if value is not None:
             layers.setdefault(int(row.get("layer", place)), []).append(value)
-    return [(layer + 1, sum(values) / len(values)) for layer, values in sorted(layers.items())]
+    return [(layer + 1, fmean(values)) for layer, values in sorted(layers.items())]
 
 
-def _attention(runs: Sequence[Attention]) -> Panels | None:
+def _attention(runs: Sequence[Attention]) -> Picture | None:
+    if not runs:
+        return None
     labels, shared = words.without_common_end([run.label for run in runs])
-    phis = _phis([run.label for run in runs], [""] * len(runs)) if runs else []
-    drawn = []
-    for name, (title, say) in STATISTICS.items():
-        lines = [(label, _means(run, name)) for label, run in zip(labels, runs, strict=True)]
-        found = chart(title, "layer", lines, say, phis=phis, from_zero=True)
-        drawn += [found] if found else []
-    return Panels(", ".join(shared), drawn) if drawn else None
+    panels = [
+        Panel(
+            title, "layer", [(label, _means(run, name)) for label, run in zip(labels, runs, strict=True)], share, True
+        )
+        for name, (title, share) in STATISTICS.items()
+    ]
+    title = ", ".join(["How attention weights are spread", *shared])
+    return chart(title, panels, phis([run.label for run in runs], [""] * len(runs)))
 
 
 def _attention_table(runs: Sequence[Attention]) -> Sheet | None:
     rows = []
     for run in runs:
         means = {name: dict(_means(run, name)) for name in STATISTICS}
-        layers = sorted({layer for found in means.values() for layer in found})
+        layers = sorted({layer for by_layer in means.values() for layer in by_layer})
         rows += [[run.label, int(layer), *(means[name].get(layer) for name in STATISTICS)] for layer in layers]
     return words.sheet(["run", "layer", *(title for title, _ in STATISTICS.values())], rows) if rows else None
-
-
-def picture(folder: Path, name: str) -> Picture | None:
-    """The picture in a folder, or None if it is not there; a ValueError says if it is damaged."""
-    if Path(name).name != name or Path(name).suffix.lower() not in (".svg", ".png"):
-        raise ValueError(f"{folder / 'study.json'}: a figure must be a name.svg or name.png beside it: {name!r}.")
-    path = folder / name
-    if path.suffix.lower() == ".svg" and path.is_file() and path.stat().st_size > LARGE_SVG:
-        pixels = path.with_suffix(".png")
-        path = pixels if pixels.is_file() and pixels.stat().st_size < path.stat().st_size else path
-    if not path.is_file():
-        return None
-    return _svg(path) if path.suffix.lower() == ".svg" else _png(path)
-
-
-def _svg(path: Path) -> Picture:
-    content = path.read_bytes()
-    try:
-        root = ElementTree.fromstring(content)
-    except ElementTree.ParseError as error:
-        raise ValueError(f"{path} is damaged ({error}). Restore it, or run the study again.") from None
-    if root.tag.rpartition("}")[2] != "svg":
-        raise ValueError(f"{path} is no SVG image but <{root.tag}>.")
-    view = [float(part) for part in re.findall(r"-?[\d.]+", root.get("viewBox", ""))]
-    natural = view[2:] if len(view) == 4 else [800.0, 500.0]
-    width, height = (_pixels(root.get(name), value) for name, value in zip(("width", "height"), natural, strict=True))
-    words = next((part.text for part in root.iter() if part.tag.rpartition("}")[2] == "desc" and part.text), "")
-    return Picture(_uri("svg+xml", content), width, height, False, words or "")
-
-
-def _pixels(length: str | None, otherwise: float) -> int:
-    match = re.fullmatch(r"([\d.]+)\s*([a-z]*)", (length or "").strip())
-    if not match or match[2] not in PIXELS:
-        return round(otherwise)
-    return round(float(match[1]) * PIXELS[match[2]])
-
-
-def _png(path: Path) -> Picture:
-    from PIL import Image
-
-    try:
-        with Image.open(path, formats=["PNG"]) as image:
-            image.load()
-            width, height = image.size
-            words = str(image.info.get("Description", ""))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{path} is damaged ({error}). Restore it, or run the study again.") from None
-    return Picture(_uri("png", path.read_bytes()), width, height, True, words)
-
-
-def _uri(kind: str, content: bytes) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"

@@ -65,10 +65,26 @@ def say(value: Any) -> str:
 
 def short(sentence: str) -> str:
     """Return what a verdict says first, without what stands in brackets: the difference and its interval."""
-    first = SENTENCE.split(sentence, maxsplit=1)[0]
+    first = first_sentence(sentence)
     while (less := re.sub(r"\s*\([^()]*\)", "", first)) != first:
         first = less
     return first
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence; of a verdict whose premise fails, also the one after it."""
+    parts = SENTENCE.split(text)
+    return " ".join(parts[: 2 if parts[0].startswith("Nothing can be decided") else 1])
+
+
+def count(number: int, one: str, more: str = "") -> str:
+    """A number of things: "1 study", "2 studies"."""
+    return f"{number} {one if number == 1 else more or f'{one}s'}"
+
+
+def listed(parts: Sequence[str]) -> str:
+    """a, b and c."""
+    return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 
 def facts(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

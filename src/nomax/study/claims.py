@@ -45,6 +45,8 @@ class Claim:
     """The paper's own numbers, in words."""
     premise: str
     """What must hold for a verdict, in words."""
+    figure: str = ""
+    """The figure that shows it, if it is not the first of its study."""
 
 
 CLAIMS: dict[str, Claim] = {
@@ -105,6 +107,7 @@ CLAIMS: dict[str, Claim] = {
             SET,
             "An argument: the mean weight of softmax is 1/L, and that of relu/L is a constant times 1/L.",
             NO_PREMISE,
+            "init",
         ),
         Claim(
             "W-qknorm",
@@ -129,6 +132,7 @@ CLAIMS: dict[str, Claim] = {
             FASTER,
             "9.3 % more core-hours for S/8 with relu.",
             NO_PREMISE,
+            "gate-cost",
         ),
         Claim(
             "S-speed",
@@ -137,6 +141,7 @@ CLAIMS: dict[str, Claim] = {
             FASTER,
             "1.7 times as fast as sparsemax and 1.5-entmax, on a par with softmax, on a GPU.",
             NO_PREMISE,
+            "speed",
         ),
         Claim(
             "S-losses",
@@ -178,6 +183,7 @@ CLAIMS: dict[str, Claim] = {
             ATTENTION,
             "Shown for single sentences, without a number.",
             "The models use the source: a wrong one costs them.",
+            "documents-looks",
         ),
         Claim(
             "Q-text",
@@ -218,6 +224,7 @@ CLAIMS: dict[str, Claim] = {
             MEMORY,
             "The largest 0.2 % of the weights hold more than 85 % of their sum.",
             TRANSLATES,
+            "memory-inside",
         ),
         Claim(
             "S-variance",
@@ -226,6 +233,7 @@ CLAIMS: dict[str, Claim] = {
             MEMORY,
             "Ratios of variances, in a figure.",
             TRANSLATES,
+            "memory-inside",
         ),
     )
 }
