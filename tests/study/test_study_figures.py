@@ -140,3 +140,19 @@ def test_a_study_without_claims_says_so_instead_of_an_empty_table() -> None:
     said = markdown("Which rate?", [], "nomax study rate")
     assert NO_CLAIM in said
     assert "|" not in said
+
+
+def test_what_attention_did_is_drawn_for_softmax_and_relu_at_the_shortest_and_longest_length() -> None:
+    rows = results("alpha", lambda row: 0.85)
+    points = [
+        {"step": step, "layers": [{"row_sum": 2.0 * step + 1, "output": 3.0, "residual": 1.5, "scale": 0.9}] * 2}
+        for step in (0, 5, 9)
+    ]
+    recorded = {row.key: points for row in rows if row.activation in ("relu", "softmax", "identity")}
+    figure = next(f for f in study.load("alpha").figures(rows, SETUP, recorded) if f.name == "inside")
+    assert {row[1] for row in figure.table.rows} == {"softmax", *(f"relu, α = {alpha:g}" for alpha in SETUP.alphas)}
+    assert {row[0] for row in figure.table.rows} == {16, 49, 196}
+    assert [row[3:] for row in figure.table.rows[:3]] == [(1, 2, 0.9), (11, 2, 0.9), (19, 2, 0.9)]
+    assert len(figure.draw().axes) == 2 * 3  # the shortest and the longest length, three quantities
+    empty = study.load("alpha").figures(rows, SETUP, {})
+    assert "inside" not in {figure.name for figure in empty}
