@@ -1,5 +1,6 @@
 """Figures of the studies: small files that say in words what they show, whatever part of the runs is there."""
 
+import dataclasses
 import json
 import re
 import xml.etree.ElementTree as ElementTree
@@ -12,10 +13,12 @@ from nomax._colours import PHI
 from nomax.study.engine.figure import Figure
 from nomax.study.engine.publish import NO_CLAIM, markdown
 from nomax.study.engine.result import Result
+from nomax.study.studies import speed
+from nomax.train.console import Stop
 
 NAMES = {
     "scaling": ["scaling"],
-    "alpha": ["alpha", "init"],
+    "alpha": ["alpha", "speed", "init"],
     "qk-norm": ["qk-norm"],
     "gate": ["gate", "gate-cost"],
     "rate": ["rate"],
@@ -156,3 +159,15 @@ def test_what_attention_did_is_drawn_for_softmax_and_relu_at_the_shortest_and_lo
     assert len(figure.draw().axes) == 2 * 3  # the shortest and the longest length, three quantities
     empty = study.load("alpha").figures(rows, SETUP, {})
     assert "inside" not in {figure.name for figure in empty}
+
+
+def test_the_speed_of_attention_is_measured_in_both_precisions_and_told_in_times_of_relu() -> None:
+    run = dataclasses.replace(speed.measurements()[0], length=8, rounds=3)
+    numbers = run.measure(Stop())
+    assert set(numbers) == {"relu/L", "softmax"}
+    assert all(len(times) == 3 and min(times) > 0 for times in numbers.values())
+    assert {(row.dtype, row.length) for row in speed.measurements()} == {
+        (dtype, length) for dtype in ("float32", "bfloat16") for length in speed.LENGTHS
+    }
+    found = speed.ratios([run.result("done", numbers={"relu/L": [1.0, 2.0], "softmax": [3.0, 4.0]})])
+    assert found["float32", 8].mean == 2.5

@@ -29,7 +29,7 @@ from nomax.study.engine.statistics import (
 )
 from nomax.study.engine.verdict import MARGIN, Verdict, above, agree, basis, percent, points, worst
 from nomax.study.setup import Setup
-from nomax.study.studies import alpha_sweep, initial, inside
+from nomax.study.studies import alpha_sweep, initial, inside, speed
 from nomax.study.studies.alpha_sweep import Ground
 from nomax.train.console import Stop
 
@@ -43,7 +43,7 @@ TWINS = {"relu": "relu6", "relu6": "relu"}
 
 
 def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
-    """Every h with every α, and softmax, at every length; and the weights of untrained models.
+    """Every h with every α, and softmax, at every length; the weights of untrained models; and the speed of attention.
 
     Every φ has softmax's learning rate, as in the paper, and its own best one beside it. The largest questions come
     first, and of each all seeds one after the other: a budget cuts off the least.
@@ -55,7 +55,11 @@ def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
         for phi in [SOFTMAX, *setup.phis(length)]
         for rate in dict.fromkeys([setup.lr, setup.own_rate(phi)])
     ]
-    return [*initial.measurements(setup), *sorted(models, key=lambda run: _rank(run, setup))]
+    return [
+        *initial.measurements(setup),
+        *sorted(models, key=lambda run: _rank(run, setup)),
+        *speed.measurements(),
+    ]
 
 
 def _rank(run: ImageExperiment, setup: Setup) -> int:
@@ -83,6 +87,7 @@ def figures(
     return [
         alpha_sweep.figure(models, _lines(models), "alpha", title, caption),
         *([inside.figure(models, diagnostics)] if diagnostics else []),
+        speed.figure(rows),
         initial.figure(initial.collect(rows), setup),
     ]
 
