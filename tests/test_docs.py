@@ -98,7 +98,8 @@ def test_every_command_can_be_given(command):
         if "<" in arguments:  # what follows is the shell's
             arguments = arguments[: arguments.index("<")]
         # What is not accepted ends the program.
-        parsed(name, import_module(COMMANDS[name][0]).Options, arguments)
+        module, _, options = COMMANDS[name][0].partition(":")
+        parsed(name, getattr(import_module(module), options or "Options"), arguments)
     else:
         assert words[0] in ("pip", "source")
 

@@ -11,7 +11,8 @@ from nomax import __version__, _files
 T = TypeVar("T")
 
 # Each module has a dataclass Options, which becomes the command's options and help, and run(options) -> exit code.
-# Where recipes say what is not given, it also has defaults(arguments) -> Options, which the help shows.
+# Where recipes say what is not given, it also has defaults(arguments) -> Options, which the help shows. Where a module
+# has several small commands, module:Class names the options of one, and they have the method run().
 COMMANDS = {
     "train vit": ("nomax.train.vision.command", "train a vision transformer, one φ or several side by side"),
     "train translate": ("nomax.train.text.translate", "train a translation model, one φ or several side by side"),
@@ -27,10 +28,10 @@ COMMANDS = {
     "data get": ("nomax.data.commands.get", "download data sets and prepare them"),
     "data info": ("nomax.data.commands.info", "what is in a data set: counts, sizes, means, a sheet of samples"),
     "data pack": ("nomax.data.commands.pack", "write shards from a folder of images"),
-    "study merge": ("nomax.study.commands.merge", "join the runs of several stores"),
-    "study export": ("nomax.study.commands.export", "results of all runs as CSV"),
-    "study draw": ("nomax.study.commands.draw", "draw the figures of results again"),
-    "study list": ("nomax.study.commands.list", "the studies, their claims, and how long they take"),
+    "study merge": ("nomax.study.commands.manage:Merge", "join the runs of several stores"),
+    "study export": ("nomax.study.commands.manage:Export", "results of all runs as CSV"),
+    "study draw": ("nomax.study.commands.manage:Draw", "draw the figures of results again"),
+    "study list": ("nomax.study.commands.manage:List", "the studies, their claims, and how long they take"),
     "study": ("nomax.study.commands.run", "run a study: a grid of runs, its figures and verdicts"),
     "report": ("nomax.report.page", "what the studies found, as one HTML page"),
     "selftest": ("nomax.bench.selftest", "try this machine's kernels on random calls, against float64"),
@@ -87,10 +88,13 @@ def parsed(title: str, options: type[T], arguments: list[str], default: T | None
 
 
 def _run(title: str, module: str, arguments: list[str]) -> int:
-    command = import_module(module)
+    place, _, name = module.partition(":")
+    command = import_module(place)
     asks = not {"-h", "--help"}.isdisjoint(arguments)
     shown = command.defaults(arguments) if asks and hasattr(command, "defaults") else None
     try:
+        if name:
+            return int(parsed(title, getattr(command, name), arguments).run())
         return int(command.run(parsed(title, command.Options, arguments, shown)))
     except KeyboardInterrupt:
         print(f"{title}: stopped.", file=sys.stderr)

@@ -18,9 +18,8 @@ import tyro
 from PIL import Image
 
 from nomax.study import STUDIES, load
-from nomax.study.commands import draw, export, merge
-from nomax.study.commands import list as list_command
 from nomax.study.commands import run as run_command
+from nomax.study.commands.manage import Draw, Export, List, Merge
 from nomax.study.engine.publication import Publication
 from nomax.study.engine.publish import note, publish, redraw
 from nomax.study.engine.store import Store
@@ -64,7 +63,9 @@ def done(tmp_path_factory, small):
 
 
 def study(*words, command=run_command):
-    return command.run(tyro.cli(command.Options, args=list(words)))
+    if command is run_command:
+        return run_command.run(tyro.cli(run_command.Options, args=list(words)))
+    return tyro.cli(command, args=list(words)).run()
 
 
 def read(path):
@@ -76,7 +77,7 @@ def test_figures_are_drawn_again_from_the_results_alone(done, tmp_path, capsys):
     before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     (tmp_path / "out" / "toy.png").unlink()
     (tmp_path / "out" / "toy.svg").write_text("an older look")
-    assert study(str(tmp_path), command=draw) == 0
+    assert study(str(tmp_path), command=Draw) == 0
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
     assert "toy.svg" in capsys.readouterr().out
 
@@ -87,13 +88,13 @@ def test_figures_of_other_numbers_are_not_drawn(done, tmp_path, capsys):
     about["figures"][0]["table"]["rows"][0][1] = 0.123
     (tmp_path / "out" / "study.json").write_text(json.dumps(about))
     (tmp_path / "out" / "toy.svg").write_text("an older look")
-    assert study(str(tmp_path / "out"), command=draw) == 2
+    assert study(str(tmp_path / "out"), command=Draw) == 2
     assert "the table behind toy.svg is not what `nomax study toy-study` makes of these runs" in capsys.readouterr().err
     assert (tmp_path / "out" / "toy.svg").read_text() == "an older look"
     (tmp_path / "out" / "study.json").write_text('{"name": "alpha"}')
-    assert study(str(tmp_path / "out"), command=draw) == 2
+    assert study(str(tmp_path / "out"), command=Draw) == 2
     assert "out does not hold what `nomax study` writes: KeyError('command')" in capsys.readouterr().err
-    assert study(str(tmp_path / "nothing"), command=draw) == 2
+    assert study(str(tmp_path / "nothing"), command=Draw) == 2
     assert "nothing holds no study.json" in capsys.readouterr().err
 
 
@@ -175,7 +176,7 @@ def test_shards_in_stores_of_their_own_are_merged_into_the_whole(small, tmp_path
         assert (tmp_path / "out").exists() == published
     assert sum(len(Store(store).results()) for store in stores) == 6
     whole = str(tmp_path / "whole")
-    assert study(*stores, "--store", whole, command=merge) == 0
+    assert study(*stores, "--store", whole, command=Merge) == 0
     assert "6 runs are new" in capsys.readouterr().out
     assert study(*small, "--store", whole, *out) == 0
     assert "6 of the 6 runs have been done before" in capsys.readouterr().out
@@ -410,13 +411,13 @@ def test_a_results_folder_is_written_by_one_process_at_a_time(tmp_path):
 
 def test_results_are_exported_to_csv_and_no_longer_to_parquet(done, tmp_path, capsys):
     store = ["--store", str(done / "store")]
-    assert study(str(tmp_path / "all.csv"), *store, command=export) == 0
-    assert study(*store, "--study", TOY, command=export) == 0
+    assert study(str(tmp_path / "all.csv"), *store, command=Export) == 0
+    assert study(*store, "--study", TOY, command=Export) == 0
     lines = (tmp_path / "all.csv").read_text()
     assert lines in capsys.readouterr().out
     records = list(csv.DictReader(io.StringIO(lines)))
     assert {record["phi"] for record in records} == {"softmax", "relu/L", "identity/L"}
-    assert study(str(tmp_path / "all.parquet"), *store, command=export) == 2
+    assert study(str(tmp_path / "all.parquet"), *store, command=Export) == 2
     assert "name that ends in .csv" in capsys.readouterr().err
 
 
@@ -449,8 +450,8 @@ def test_results_are_exported_to_csv_and_no_longer_to_parquet(done, tmp_path, ca
         ([TOY, "--device", "nonsense", "--dry-run"], run_command, "--device nonsense"),
         ([TOY, "--device", "meta"], run_command, "--device meta"),
         ([TOY, "--submit", "a=b"], run_command, "--launcher submitit"),
-        (["nowhere"], merge, "is not a store"),
-        (["--store", "nowhere"], export, "is not a store"),
+        (["nowhere"], Merge, "is not a store"),
+        (["--store", "nowhere"], Export, "is not a store"),
     ],
 )
 def test_wrong_options_are_explained_before_anything_runs(words, command, message, tmp_path, capsys, monkeypatch):
@@ -464,7 +465,7 @@ def test_wrong_options_are_explained_before_anything_runs(words, command, messag
 
 def test_the_list_names_every_study_with_its_claims_runs_and_time(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    assert study("--setup", "smoke", "--store", str(tmp_path / "none"), command=list_command) == 0
+    assert study("--setup", "smoke", "--store", str(tmp_path / "none"), command=List) == 0
     told = capsys.readouterr().out
     for name in STUDIES:
         module = load(name)

@@ -14,8 +14,7 @@ from filelock import FileLock
 from toy_study import row
 
 from nomax import _files
-from nomax.study.commands import export
-from nomax.study.commands import merge as merging
+from nomax.study.commands.manage import Export, Merge
 from nomax.study.engine.result import Result, where
 from nomax.study.engine.store import Store, merge
 
@@ -104,17 +103,17 @@ def test_an_outcome_that_cannot_be_one_is_named_and_never_accepted(kind, tmp_pat
     assert "Put a copy there that can, or remove it. Until then this run counts as not done" in told
     assert len(told) < 1000
 
-    assert export.run(export.Options(store=store.place)) == 0
+    assert Export(store=store.place).run() == 0
     printed = capsys.readouterr()
     assert KEYS[1] in printed.out
     assert KEYS[0] not in printed.out
     assert f"{path} cannot be read: " in printed.err
 
     target = Store(tmp_path / "target")
-    assert merging.run(merging.Options((store.place,), target.place)) == 2
+    assert Merge((store.place,), target.place).run() == 2
     assert re.match(rf"nomax study merge: {path} .* remove it\.$", capsys.readouterr().err)
     assert not list(target.place.rglob("*.json"))
-    assert merging.run(merging.Options((other_store(tmp_path, row(KEYS[0])),), store.place)) == 2
+    assert Merge((other_store(tmp_path, row(KEYS[0])),), store.place).run() == 2
     assert f"nomax study merge: {path} cannot be read: " in capsys.readouterr().err
 
 
@@ -294,7 +293,7 @@ def two_stores(tmp_path, store):
 
 def assert_nothing_is_copied(store, other, capsys, message):
     before = contents(store)
-    assert merging.run(merging.Options((other.place,), store.place)) == 2
+    assert Merge((other.place,), store.place).run() == 2
     assert message in capsys.readouterr().err
     assert contents(store) == before
 
