@@ -1,4 +1,4 @@
-"""`nomax maps`: where models look: their attention weights, laid back over one image, runs side by side."""
+"""`nomax maps`: draw attention weights over an image, one column per run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from nomax.data.images import files
 from nomax.data.images.batches import evaluation_batches
 from nomax.data.source import part
 from nomax.evaluate import figures, terminal
-from nomax.evaluate.attention_weights import image_weights
+from nomax.evaluate.attention_weights import attention_weights
 from nomax.evaluate.predict import Pictures
 from nomax.evaluate.runs import TrainedImageModel, load, load_all
 from nomax.models import ViT
@@ -55,7 +55,7 @@ def attention_maps(model: ViT, image: Tensor, query: Query | None = None) -> Ten
             raise ValueError(f"query={query}: the image has {rows} rows and {columns} columns of patches, from (0, 0).")
         place = first + row * columns + column
         lookers = slice(place, place + 1)
-    seen = [attention.weights[:, lookers, first:].float().mean(1) for attention in image_weights(model, image)]
+    seen = [attention.weights[:, lookers, first:].float().mean(1) for attention in attention_weights(model, image)]
     return torch.stack(seen).unflatten(2, (rows, columns)).cpu()
 
 
@@ -70,7 +70,6 @@ class Options:
     """
 
     runs: terminal.Runs
-    """Run folders that `nomax train` wrote, saved models, or models of the hub."""
     image: Path | None = None
     """An image file."""
     data: str | None = None
@@ -87,8 +86,7 @@ class Options:
     output: Path | None = None
     """The picture, .png or .svg; if not given, maps-INDEX.png, or maps-NAME.png of an image file, in the folder of the
     first run."""
-    device: str | None = None
-    """cpu, cuda, …; if not given, a GPU if there is one."""
+    device: terminal.Device = None
     smoke: bool = False
     """Try it: draw the first layer only."""
 

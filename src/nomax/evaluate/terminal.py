@@ -1,4 +1,4 @@
-"""Common parts of the commands of this folder: arguments, progress, where results go, and how errors are told."""
+"""Shared parts of the commands in this folder: arguments, progress bars, tables, result files and error messages."""
 
 import os
 import sys
@@ -16,16 +16,21 @@ from nomax.console import Console, Progress, Table
 from nomax.data import Source
 from nomax.data.source import part
 
+SEVERAL, HINT = "Run folders that `nomax train` wrote, saved models, or models on the hub.", "(at least one)"
 Runs = tyro.conf.Positional[
-    Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="(at least one)")]
+    Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN [RUN ...]", help=SEVERAL, help_behavior_hint=HINT)]
 ]
 OneRun = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
+BatchSize = Annotated[int, tyro.conf.arg(help="Images that pass through the model at a time.")]
+Workers = Annotated[int, tyro.conf.arg(help="Processes that prepare images.")]
+Device = Annotated[str | None, tyro.conf.arg(help="cpu, cuda, …; if not given, a GPU if there is one.")]
+Output = Annotated[Path | None, tyro.conf.arg(help="Also write the results to this JSON file.")]
 
-BEGINNING = 1 << 20  # bytes of a file in which its mark is looked for
+HEAD_BYTES = 1 << 20  # of a file, in which its mark is looked for
 
 SMOKE = "A smoke run: these numbers mean nothing."  # the caption of a table
 
-# What a user can set right, or a model that is broken: told in one line, without a traceback.
+# Mistakes that a user can correct, and broken models: reported in one line, without a traceback.
 EXPECTED = (ValueError, TypeError, OSError, ImportError, FloatingPointError)
 
 
@@ -41,9 +46,14 @@ def add_bar(progress: Progress, description: str, total: int) -> Callable[[int],
     return lambda number: progress.advance(task, number)
 
 
-def results_table(title: str, caption: str | None) -> Table:
-    """Return an empty table with a bold title and a caption on the left."""
-    return Table(box=SIMPLE_HEAD, title=title, caption=caption, title_style="bold", caption_justify="left")
+def results_table(title: str, caption: str | None, text: Sequence[str] = (), numbers: Sequence[str] = ()) -> Table:
+    """Return a table without rows: columns of text, then columns of numbers, which are aligned to the right."""
+    table = Table(box=SIMPLE_HEAD, title=title, caption=caption, title_style="bold", caption_justify="left")
+    for name in text:
+        table.add_column(name)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
 
 
 def print_error(command: str, error: Exception) -> int:
@@ -81,7 +91,7 @@ def check_replaceable(command: str, path: Path, mark: str) -> bool:
     if not path.is_file():
         return False
     with path.open("rb") as file:
-        if mark.encode() not in file.read(BEGINNING):
+        if mark.encode() not in file.read(HEAD_BYTES):
             raise ValueError(
                 f"{path} is there, and nomax {command} did not write it: move it away, or give another --output."
             )
@@ -94,7 +104,7 @@ def written(replaced: bool) -> str:
 
 
 def write_results(command: str, path: Path | None, content: Any, console: Console) -> int:
-    """Write results as JSON, if a file was named for them, and return the exit code."""
+    """Write results as JSON, if --output names a file, and return the exit code."""
     if path is None:
         return 0
     try:
