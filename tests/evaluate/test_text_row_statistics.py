@@ -210,7 +210,7 @@ def test_mistakes_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert rows(folder / "language", "--smoke", "--output", "/proc/nomax") > 0
     assert "/proc/nomax" in capsys.readouterr().err
     assert nomax("maps", folder / "language") == 2
-    assert "is a model of text, not of images: nomax evaluate, nomax rows and nomax generate take it" in (
+    assert "is a text model, not an image model: nomax evaluate, nomax rows and nomax generate take it" in (
         capsys.readouterr().err
     )
     assert nomax("maps", folder / "[b]translation") == 2

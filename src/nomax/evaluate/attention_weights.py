@@ -19,15 +19,15 @@ PARTS = ("", "encoder", "decoder", "source")
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """The weights of one attention at one image or text."""
+    """The weights of one attention for one image or text."""
 
     part: str
-    """Of images ""; of text encoder; decoder, to the text before; or source, the decoder's attention to the source."""
+    """For images ""; for text "encoder", "decoder" (to the text so far) or "source" (the decoder's to the source)."""
     layer: int
     weights: Tensor
     """[heads, queries, keys]"""
     visible: Tensor
-    """[queries, keys]: the keys that a query may see."""
+    """[queries, keys]: True for the keys that a query may see."""
 
 
 @torch.inference_mode()
@@ -74,23 +74,23 @@ class HeadRows:
     layer: int
     head: int
     length: float
-    """L, the number of keys that a query sees; of text the mean over queries."""
+    """L, the number of keys that a query sees; for text, its mean over queries."""
     mean_weight: float
-    """E[a]; 1/L in softmax."""
+    """E[a]; 1/L for softmax."""
     row_sum: float
-    """The mean of Σ_j a_ij. With one L for all i it is L·E[a]: how large weights are against softmax's 1/L."""
+    """The mean of Σ_j a_ij. If all i have the same L, it is L·E[a]: the mean weight relative to softmax's 1/L."""
     row_sum_sd: float
     """The standard deviation of Σ_j a_ij."""
     zeros: float
-    """The share of weights that are exactly zero, of keys that the query sees."""
+    """The share of weights that are exactly zero, among the keys that the query sees."""
     empty: float
-    """The share of queries whose weights are all zero; entropy and effective_keys leave them out."""
+    """The share of queries whose weights are all zero; entropy and effective_keys exclude them."""
     entropy: float
-    """The mean entropy, in nats, of a_ij / Σ_j a_ij: at most log L; NaN where weights may be negative."""
+    """The mean entropy, in nats, of a_ij / Σ_j a_ij: at most log L; NaN if weights may be negative."""
     effective_keys: float
-    """The mean of (Σ_j |a_ij|)² / Σ_j a_ij²: L if all weights are equal, 1 if one alone is not zero."""
+    """The mean of (Σ_j |a_ij|)² / Σ_j a_ij²: L if all weights are equal, 1 if only one is nonzero."""
     part: str = ""
-    """The attention of a model of text: encoder; decoder, to the text before; source, the decoder's to the source."""
+    """The attention of a text model: encoder; decoder, to the text so far; source, the decoder's to the source."""
 
 
 def row_statistics(
@@ -120,12 +120,12 @@ class _Sums:
     """Running sums over queries and images, one entry per head."""
 
     def __init__(self) -> None:
-        self.rows, self.seen = 0, 0  # queries, and keys that they saw together
+        self.rows, self.seen = 0, 0  # queries, and the sum of the keys that they see
         self.sums: dict[str, Tensor] = {}
         self.spread: float | Tensor = 0.0  # Σ (row sum − mean row sum)²
 
     def add(self, weights: Tensor, visible: Tensor) -> None:
-        """Take in the weights [heads, queries, keys] of one image or text; visible: [queries, keys]."""
+        """Add the weights [heads, queries, keys] of one image or text; visible: [queries, keys]."""
         a = weights.double()
         zero = (a == 0) & visible
         row_sum, size = a.sum(2), a.abs().sum(2)
@@ -136,10 +136,10 @@ class _Sums:
             "zeros": zero.sum((1, 2)),
             "some": some.sum(1),
             "effective_keys": (size.square() / torch.where(some, a.square().sum(2), 1)).sum(1),
-            # A negative weight has no logarithm: that head has no entropy.
+            # A negative weight has no logarithm, so its head has no entropy.
             "entropy": torch.special.entr(share).sum((1, 2)).where((a >= 0).all(2).all(1), math.nan),
         }
-        # Squares count from the mean so far: nothing cancels where all rows have one sum, as in softmax.
+        # Squares of differences from the mean: nothing cancels where all rows have the same sum, as in softmax.
         before, now, mean = self.rows, a.shape[1], row_sum.mean(1)
         self.spread = self.spread + (row_sum - mean.unsqueeze(1)).square().sum(1)
         if before:

@@ -19,11 +19,12 @@ Result = dict[str, Any]
 class Options:
     """Measure the accuracy of trained models on test images, BLEU and chrF of translations, perplexity of text.
 
-    With --subset the top class among some columns of the head counts, without fine-tuning. That is how Wortsman et al.
-    report ImageNet-1k accuracy of models of ImageNet-21k: nomax evaluate RUN --data IMAGENET --subset imagenet1k. Where
-    the data set has all of the head's classes, only images of the subset's classes count for it: --subset icons.
+    With --subset, the prediction is the top class among some columns of the head, without fine-tuning. This is how
+    Wortsman et al. report the ImageNet-1k accuracy of ImageNet-21k models: nomax evaluate RUN --data IMAGENET --subset
+    imagenet1k. If the data set has all of the head's classes, as with --subset icons, only images of the subset's
+    classes count.
 
-    BLEU and chrF are sacrebleu's, printed with their signatures, over single segments; for runs of documents also over
+    BLEU and chrF are sacrebleu's, printed with their signatures, over single segments; for runs of documents, also over
     whole documents.
     """
 
@@ -32,22 +33,22 @@ class Options:
     """A name (`nomax data list`), a folder, shards, torchvision:… or hf:…, or text files; if not given, each run's own
     data set."""
     split: str = "test"
-    """Part of the data set. Text files have no parts: if --data names some, all of them."""
+    """Split of the data set. Text files have no splits: if --data names files, all of them are used."""
     held_out: float | None = None
-    """With --data of images: the share that is held out as test split, as in `nomax train vit`. A run knows its own."""
+    """For --data with images: the share held out as test split, as in `nomax train vit`. A run knows its own."""
     match_classes: Match = "name"
-    """Find classes of --data among the model's by name, which is an error where names differ, or in their order,
-    whatever they are called."""
+    """Match the classes of --data with the model's by name, where different names are an error, or by order, whatever
+    their names."""
     on_error: Literal["raise", "skip"] | None = None
-    """Stop at a broken image, or leave it out; if not given, as the run was trained for its own data, else raise."""
+    """Stop at a broken image, or skip it; if not given, as in training for the run's own data, else raise."""
     subset: str | None = None
     """imagenet1k (of 21,843 classes), icons (with at least 30 drawings), or a file: one column or class per line."""
     beams: int = 4
-    """Of a translation: how many hypotheses are extended; 1 is greedy."""
+    """For translation: the number of beams; 1 is greedy."""
     length_penalty: float = 0.6
-    """Of a translation: 0 compares probabilities, more favours longer ones."""
+    """For translation: 0 compares probabilities; larger values favour longer translations."""
     batch_size: int = 64
-    """Images that pass through the model at a time; of text, 64 times as many tokens."""
+    """Images that pass through the model at a time; for text, 64 times as many tokens."""
     workers: terminal.Workers = 0
     device: terminal.Device = None
     output: terminal.Output = None
@@ -117,16 +118,15 @@ def _evaluate_text(options: Options, trained: TrainedTextModel, progress: Progre
         corpus = Corpus((Document(first.name, first.pairs[:4]),), corpus.languages, corpus.title)
     about: Result = {"run": trained.title, "phi": trained.model.config.phi, "data": options.data or trained.config.data}
     about |= {"split": split, "languages": list(corpus.languages)}
-    parts = (trained.model, trained.tokenizer, trained.config, corpus)
     start = partial(terminal.add_bar, progress, f"{trained.title}, likelihood")
-    likelihood = translation.likelihood(*parts, search.tokens, start)
+    likelihood = translation.likelihood(trained, corpus, search.tokens, start)
     nll = likelihood.per_token
     about |= {"perplexity": perplexity(nll), "nll": nll, "tokens": likelihood.tokens}
     if not trained.translates:
         return about | {"bits_per_character": likelihood.bits_per_character}
     try:
         start = partial(terminal.add_bar, progress, f"{trained.title}, translations")
-        translations = translation.translate_corpus(*parts, search, start)
+        translations = translation.translate_corpus(trained, corpus, search, start)
     except FloatingPointError as error:
         raise FloatingPointError(f"{trained.title}: {error}") from error
     segments, documents = translation.references(corpus)

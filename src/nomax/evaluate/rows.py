@@ -1,4 +1,4 @@
-"""`nomax rows`: statistics of a model's attention weights, per layer and head, as a table and a figure."""
+"""`nomax rows`: tabulate and plot statistics of attention weights by layer and head."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -42,27 +42,27 @@ NAMES = {"encoder": "encoder", "decoder": "decoder", "source": "decoder, to the 
 class Options:
     """Measure how a model's attention weights are spread over the keys, layer by layer and head by head.
 
-    mean weight × L: 1 in softmax, whose weights are 1/L in the mean; this is the mean row sum, too. zeros: weights that
-    are exactly 0. empty rows: queries that give no key any weight. entropy: of the rows divided by their sums, in nats;
-    not defined for a φ with negative weights. effective keys: (Σ|a|)² / Σa². L is the number of keys that a query sees;
-    of text, where it differs, its mean is shown.
+    mean weight × L: 1 for softmax, whose mean weight is 1/L; it equals the mean row sum. zeros: weights that are
+    exactly 0. empty rows: queries without any nonzero weight. entropy: of rows divided by their sums, in nats;
+    undefined for a φ with negative weights. effective keys: (Σ|a|)² / Σa². L is the number of keys that a query sees;
+    in text it varies, and its mean is shown.
 
-    Of a translation: the encoder's attention, the decoder's to what it has read of the reference, and the decoder's to
-    the source. Of a language model: the decoder's. For example: nomax rows runs/translation --data new.en,new.es
+    A translation model has the encoder's attention, the decoder's to the reference so far, and the decoder's to the
+    source; a language model has the decoder's. For example: nomax rows runs/translation --data new.en,new.es
 
     Writes rows.json (every head) and rows.svg (a figure) into the output folder.
     """
 
     runs: terminal.Runs
     data: str | None = None
-    """Whose test images or texts to look at, also FILE,FILE or, for a language model, FILE; if not given, those that
-    belong to each run's training data."""
+    """The data set whose test images or texts to use, also FILE,FILE or, for a language model, FILE; if not given, each
+    run's own."""
     images: int = 32
     """Number of images, spread evenly over the test split."""
     texts: int = 32
-    """Number of segments, or stretches of documents where the run learned from those, spread evenly."""
+    """Number of segments, or of stretches of documents for a run of documents, spread evenly."""
     heads: bool = False
-    """Show every head in the table, not only the layers' means."""
+    """Show every head in the table, not just the means of layers."""
     output: Path | None = None
     """The folder for rows.json and rows.svg; if not given, the folder of the first run."""
     device: terminal.Device = None
@@ -151,11 +151,11 @@ def _cell(name: str, values: list[float]) -> str:
     mean = sum(known) / len(known)
     if name in ("zeros", "empty"):
         return f"{mean:.1%}"
-    return f"{mean:.3g}" if abs(mean) > 1e-6 else "0"  # what float32 leaves of nothing
+    return f"{mean:.3g}" if abs(mean) > 1e-6 else "0"  # float32's rounding of zero
 
 
 def draw(statistics: Mapping[str, Sequence[HeadRows]], suffix: str = ".svg") -> bytes:
-    """Draw the statistics of some runs, by their titles: one panel each, layers from left to right, heads as points."""
+    """Draw the statistics of runs, by title: one panel each, layers from left to right, heads as points."""
     matplotlib = figures.require()
     from matplotlib.figure import Figure
 
@@ -173,7 +173,7 @@ def draw(statistics: Mapping[str, Sequence[HeadRows]], suffix: str = ".svg") -> 
 
 
 def _lines(statistics: Mapping[str, Sequence[HeadRows]]) -> dict[str, Sequence[HeadRows]]:
-    """Return a line of the figure for each run, or for each part of one that has several."""
+    """Return a line of the figure for each run, or for each part of a run with several."""
     lines: dict[str, Sequence[HeadRows]] = {}
     for title, rows in statistics.items():
         parts = list(dict.fromkeys(row.part for row in rows))
@@ -187,7 +187,7 @@ def _panel(axis: Any, lines: Mapping[str, Sequence[HeadRows]], name: str) -> Non
     layers = 1 + max(row.layer for rows in lines.values() for row in rows)
     for number, (title, rows) in enumerate(lines.items()):
         colour = _colours.of(title).light
-        marker = figures.MARKERS[number % len(figures.MARKERS)]  # two runs of one φ have its colour
+        marker = figures.MARKERS[number % len(figures.MARKERS)]  # since runs with the same φ share its colour
         # Side by side, so that the points of two runs do not hide each other.
         aside = 0.3 * ((number + 0.5) / len(lines) - 0.5) * (len(lines) > 1)
         x = np.array([row.layer + 1 + aside for row in rows])
@@ -214,7 +214,7 @@ def _mean(rows: Sequence[HeadRows], name: str, layer: int) -> float:
 
 
 def _describe(lines: Mapping[str, Sequence[HeadRows]]) -> str:
-    """Put the figure into words."""
+    """Describe the figure in words."""
     sentences = ["Means over the heads of each layer, from the first to the last."]
     for title, rows in lines.items():
         layers = sorted({row.layer for row in rows})

@@ -35,13 +35,13 @@ EXPECTED = (ValueError, TypeError, OSError, ImportError, FloatingPointError)
 
 
 def progress(console: Console) -> Progress:
-    """Return progress bars that vanish when the work is done."""
+    """Return progress bars that disappear when the work is done."""
     columns = (BarColumn(), MofNCompleteColumn())
     return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)
 
 
 def add_bar(progress: Progress, description: str, total: int) -> Callable[[int], None]:
-    """Add a bar, and return a function that is told how many more are done."""
+    """Add a bar, and return the function to call with the number just done."""
     task = progress.add_task(description, total=total)
     return lambda number: progress.advance(task, number)
 
@@ -57,25 +57,25 @@ def results_table(title: str, caption: str | None, text: Sequence[str] = (), num
 
 
 def print_error(command: str, error: Exception) -> int:
-    """Print what is wrong, and return the exit code for it."""
+    """Print an error, and return its exit code."""
     print(f"nomax {command}: {error}", file=sys.stderr)
     return 2
 
 
 def first_images(source: Source, classes: int, images: int) -> Source:
-    """Return the first images of the first classes: enough to try whether something works."""
+    """Return the first images of the first classes, enough for a smoke run."""
     places = [np.flatnonzero(source.labels == label)[:images] for label in range(classes)]
     return part(source, np.concatenate(places))
 
 
 def default_folder(runs: Sequence[str]) -> Path:
-    """Return where files go that were given no place: the folder of the first run, or here if that is on the hub."""
+    """Return the default folder for output files: that of the first run, or the current one if that is on the hub."""
     first = Path(runs[0]).expanduser()
     return first if first.is_dir() else Path()
 
 
 def check_output(path: Path | None) -> None:
-    """Raise now, rather than when all is computed, if results cannot be written to this file."""
+    """Raise now, rather than after the computation, if results cannot be written to this file."""
     if path is None:
         return
     if path.exists() and not path.is_file():
@@ -86,7 +86,7 @@ def check_output(path: Path | None) -> None:
 
 
 def check_replaceable(command: str, path: Path, mark: str) -> bool:
-    """Return True if an earlier file of the command is here, known by its mark; raise if it is any other file."""
+    """Return whether an earlier file of the command, known by its mark, is here; raise if it is any other file."""
     check_output(path)
     if not path.is_file():
         return False
@@ -99,7 +99,7 @@ def check_replaceable(command: str, path: Path, mark: str) -> bool:
 
 
 def written(replaced: bool) -> str:
-    """Return the beginning of a line that says what was written."""
+    """Return the beginning of the line that names the files written."""
     return "Written, in place of an earlier one:" if replaced else "Written:"
 
 

@@ -133,7 +133,7 @@ def source_use(trained: TrainedTextModel, examples: Sequence[Example], loss: flo
 
 def bleu(trained: TrainedTextModel, corpus: Corpus) -> dict[str, float]:
     """BLEU and chrF of the segments."""
-    found = translate_corpus(trained.model, trained.tokenizer, trained.config, corpus, GREEDY)
+    found = translate_corpus(trained, corpus, GREEDY)
     scores = quality(found.segments, references(corpus)[0])
     return {"bleu": scores.bleu, "chrf": scores.chrf}
 
