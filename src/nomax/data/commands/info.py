@@ -11,7 +11,7 @@ from rich.text import Text
 from nomax.console import Console, Table
 from nomax.data.images.describe import Description, describe_images, write_sheet
 from nomax.data.load import load
-from nomax.data.registry import ENTRIES, cache_folder
+from nomax.data.registry import IMAGES, cache_folder
 from nomax.data.source import Source, read_meta
 from nomax.data.text.describe import describe_text, is_text
 
@@ -65,7 +65,7 @@ def _sources(options: Options) -> dict[str, Source]:
         return {options.split: _load(options, options.split)}
     sources: dict[str, Source] = {}
     refused: Exception | None = None
-    for split in ENTRIES[options.data].counts if options.data in ENTRIES else SPLITS:
+    for split in IMAGES[options.data].counts if options.data in IMAGES else SPLITS:
         try:
             source = _load(options, split)
         except (ValueError, FileNotFoundError) as error:
@@ -85,9 +85,9 @@ def _load(options: Options, split: str) -> Source:
 
 def _facts(data: str) -> dict[str, str]:
     """Return the facts besides the images."""
-    if data not in ENTRIES:
+    if data not in IMAGES:
         return {"data": data}
-    entry = ENTRIES[data]
+    entry = IMAGES[data]
     facts = {entry.name: entry.summary, "licence": entry.licence}
     if not entry.packages:
         return facts

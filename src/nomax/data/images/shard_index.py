@@ -21,7 +21,7 @@ from nomax._files import atomic
 from nomax.data import tar
 from nomax.data.images import files
 from nomax.data.images.folders import Strings
-from nomax.data.registry import cache_folder
+from nomax.data.registry import cache_folder, make_folder
 from nomax.data.source import DataError
 
 VERSION = 2
@@ -127,7 +127,7 @@ def _save(shard: Path, made: Index, stamp: npt.NDArray[np.int64]) -> None:
         arrays |= {name: getattr(made, name).joined, f"{name}_ends": getattr(made, name).ends}
     for place in _places(shard):
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(place.parent)
             with atomic(place) as file:
                 os.fchmod(file.fileno(), 0o644)  # whoever can read the shard may use its index
                 np.savez(file, stamp=stamp, **arrays)

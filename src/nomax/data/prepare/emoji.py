@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from nomax._files import write
 from nomax.data.prepare.drawings import distinct, made_with, on_white, pixels, render
-from nomax.data.prepare.job import Job
-from nomax.data.prepare.packages import members
+from nomax.data.prepare.packages import Job, members
 
 SIDE = 32
 TEST_SHARE = 0.25

@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 from nomax._files import atomic, write
 from nomax.data.prepare.drawings import distinct, made_with, render
-from nomax.data.prepare.job import Job
-from nomax.data.prepare.packages import members
+from nomax.data.prepare.packages import Job, members
 
 SIDE = 32
 FEWEST = 5  # images of a class

@@ -9,8 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from nomax.data.prepare.job import Job
-from nomax.data.prepare.packages import members
+from nomax.data.prepare.packages import Job, members
 from nomax.data.registry import HELP_PAIRS, help_package
 from nomax.data.text.corpus import Document, Pair
 
