@@ -13,7 +13,7 @@ import pytest
 
 from nomax import data
 from nomax.cli import main
-from nomax.data.images.describe import describe_images, write_sheet
+from nomax.data.commands.info import pixel_statistics, write_sheet
 from nomax.data.prepare.mnist_cifar import parse_idx
 from nomax.data.registry import IMAGES, TEXTS
 
@@ -157,12 +157,19 @@ def test_a_broken_idx_file_is_named(content: bytes, message: str) -> None:
 
 
 def test_descriptions_agree_with_numpy() -> None:
-    source = data.ArraySource(PIXELS, [0] * 7 + [1] * 3 + [2] * 2, "abc", "toys")
-    found = describe_images(source)
-    assert (found.images, found.classes, found.fewest, found.median, found.most) == (12, 3, 2, 3, 7)
-    np.testing.assert_allclose(found.mean, PIXELS.mean((0, 1, 2)) / 255)
-    np.testing.assert_allclose(found.std, PIXELS.std((0, 1, 2)) / 255)
-    assert found.sizes == "7×5 RGB"
+    statistics = pixel_statistics(data.ArraySource(PIXELS, LABELS, "abc", "toys"))
+    np.testing.assert_allclose(statistics.mean, PIXELS.mean((0, 1, 2)) / 255)
+    np.testing.assert_allclose(statistics.std, PIXELS.std((0, 1, 2)) / 255)
+    assert statistics.sizes == "7×5 RGB"
+
+
+def test_the_info_command_counts_the_images_of_classes(tmp_path, capsys) -> None:
+    folder = prepared(tmp_path / "toys")
+    np.save(folder / "labels.npy", np.array([0] * 5 + [1] * 3 + [2] + [0, 1, 2]))
+    assert main(["data", "info", str(folder), "--split", "train"]) == 0
+    out = capsys.readouterr().out
+    for row in ("images +│ 9", "classes +│ 3", "smallest class +│ 1", "middle one +│ 3", "largest +│ 5"):
+        assert re.search(row, out)
 
 
 def test_the_info_command_describes_a_data_set_and_draws_a_sheet(tmp_path, capsys) -> None:
