@@ -5,13 +5,8 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from nomax.ops import build, cpu
-
-SMALL = 4096  # numbers; below this, calling the kernel takes longer than the work
-
-_without_kernels = False
+from nomax.ops import cpu
 
 
 def gelu(
@@ -24,7 +19,7 @@ def gelu(
     """
     if approximate not in ("none", "tanh"):
         raise ValueError(f'approximate={approximate!r} must be "none" or "tanh".')
-    if not _serves(x):
+    if not cpu.serves(x):
         return F.gelu(x if bias is None else (x + bias).to(x.dtype), approximate=approximate)
     tanh = approximate == "tanh"
     rows, bias = x.contiguous().reshape(-1, x.shape[-1]), None if bias is None else bias.float()
@@ -36,29 +31,6 @@ def gelu(
     else:
         out = torch.ops.nomax.gelu(rows, bias, tanh)
     return out.view(x.shape)
-
-
-def _serves(x: Tensor) -> bool:
-    return (
-        type(x) is Tensor
-        and x.is_cpu
-        and x.dtype in cpu.DTYPES
-        and x.numel() >= SMALL
-        and not torch.compiler.is_compiling()  # a compiler fuses F.gelu with its neighbours
-        and not torch._C._are_functorch_transforms_active()
-        and forward_ad._current_level < 0
-        and _loaded()
-    )
-
-
-def _loaded() -> bool:
-    global _without_kernels
-    if not _without_kernels:
-        try:
-            cpu.load()
-        except build.BuildError:  # attention says what is wrong; this is only slower
-            _without_kernels = True
-    return not _without_kernels
 
 
 class _Gelu(torch.autograd.Function):
