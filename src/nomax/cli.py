@@ -37,6 +37,7 @@ COMMANDS = {
     "selftest": ("nomax.bench.selftest", "try this machine's kernels on random calls, against float64"),
     "bench attention": ("nomax.bench.attention", "measure attention's speed and memory against its peers"),
     "bench vit": ("nomax.bench.vit", "measure the speed of the ViT against timm's"),
+    "bench train": ("nomax.bench.train", "measure training steps of small models, and where their time goes"),
     "bench data": ("nomax.bench.data", "measure the input pipeline against torchvision's"),
     "bench translate": ("nomax.bench.translate", "measure ReLUFormer against softmax, entmax and Marian"),
     "bench memory": ("nomax.bench.memory", "measure memories of many slots against plain PyTorch"),

@@ -1,6 +1,6 @@
 """The figures of benches, as SVG text with a title and a description for those who cannot see them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nomax import _colours
@@ -113,6 +113,33 @@ def speedup_figure(
         return _finished(figure, title, handles, results, " ".join(words))
 
 
+def parts_figure(title: str, parts: Mapping[str, Mapping[str, float]], results: Results) -> str:
+    """Draw a bar of milliseconds for each name, in parts."""
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    names = list(next(iter(parts.values()), {}))
+    colours = [colour.light for colour in _colours.PHI.values()][: len(names)]
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9.5, 2.0 + 0.42 * len(parts)), layout="constrained")
+        axis = figure.subplots()
+        for row, of_one in enumerate(parts.values()):
+            left = 0.0
+            for colour, seconds in zip(colours, of_one.values(), strict=True):
+                axis.barh(row, seconds * 1e3, 0.7, left, color=colour, lw=0, zorder=2)
+                left += seconds * 1e3
+        axis.set_yticks(range(len(parts)), list(parts))
+        axis.set_ylim(len(parts) - 0.4, -0.6)
+        _scale(axis, max((sum(each.values()) for each in parts.values()), default=1e-3) * 1e3, "milliseconds of a step")
+        handles = [Patch(color=colour, lw=0, label=name) for colour, name in zip(colours, names, strict=True)]
+        words = (
+            f"{name}: {', '.join(f'{part} {seconds * 1e3:.2f} ms' for part, seconds in each.items())}."
+            for name, each in parts.items()
+        )
+        return _finished(figure, title, handles, results, " ".join(words))
+
+
 def _draw_bar(
     axis: Any, place: tuple[int, int], speedups: list[float | None], bound: float | None, colour: str
 ) -> float:
@@ -149,6 +176,6 @@ def _scale(axis: Any, largest: float, label: str) -> None:
 
 
 def _finished(figure: Any, title: str, handles: list[Any], results: Results, description: str) -> str:
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 5), frameon=False)
     figure.suptitle(title + (" (smoke run)" if results.smoke else ""), fontsize=12.5, fontweight="bold")
     return figures.rendered(figure, ".svg", title, description).decode()

@@ -56,7 +56,9 @@ def attend(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     if _is_linear(problem):
         # Without a mask all rows have one factor, also where it is a tensor because a length is kept open.
         factor = problem.scale * problem.gain if problem.row_gain is None else problem.scale
-        out = torch.ops.nomax.attend_linear(query, key, value, factor, problem.row_gain)
+        eager = torch.is_grad_enabled() and _is_eager(query, key, value)
+        operator = _AttendLinear.apply if eager else torch.ops.nomax.attend_linear
+        out = operator(query, key, value, factor, problem.row_gain)
         return out, out, out
     query_offsets, key_offsets = problem.query_offsets, problem.key_offsets
     if query_offsets is not None and key_offsets is not None:
@@ -344,15 +346,41 @@ def _refuse(ctx: Any, *grads: Tensor) -> None:
     )
 
 
+class _AttendLinear(torch.autograd.Function):
+    """The formula of `attend_linear` for eager calls."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        _save_linear(ctx, inputs, None)
+        out: Tensor = _linear_below_autograd(*inputs)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        # With create_graph=True the gradient is the registered operator, which has a gradient itself.
+        operator = torch.ops.nomax.attend_linear if torch.is_grad_enabled() else _linear_below_autograd
+        return _gradients_linear(ctx, operator, grad)
+
+
+def _linear_below_autograd(*inputs: Any) -> Tensor:
+    with torch._C._AutoDispatchBelowAutograd():
+        out: Tensor = torch.ops.nomax.attend_linear.default(*inputs)
+        return out
+
+
 def _save_linear(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     query, key, value, ctx.factor, gain = inputs
     ctx.save_for_backward(query, key, value, gain)
 
 
 def _backward_linear(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return _gradients_linear(ctx, torch.ops.nomax.attend_linear, grad)
+
+
+def _gradients_linear(ctx: Any, linear: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     """Return the gradients of q(kᵀv), which are the same product with its parts in other places."""
     query, key, value, gain = ctx.saved_tensors
-    linear, factors = torch.ops.nomax.attend_linear, (ctx.factor, gain)
+    factors = (ctx.factor, gain)
     group = (key.shape[1], query.shape[1] // max(key.shape[1], 1))
     # Seen from a key, the rows of all the heads of its group are one long sequence.
     queries, grads = (x.unflatten(1, group).flatten(2, 3) for x in (query, grad))
