@@ -101,7 +101,7 @@ def write(places: Sequence[Path], out: Path) -> Written:
 
 
 def render(studies: Sequence[Section]) -> str:
-    """The page as HTML. Whatever comes from a file is escaped."""
+    """Render the page as HTML. Whatever comes from a file is escaped."""
     try:
         import jinja2
         from markupsafe import Markup
@@ -134,7 +134,7 @@ def render(studies: Sequence[Section]) -> str:
 
 
 def _colour_sheet() -> str:
-    """The colours as variables of the style sheet, in the light and, on a screen, in the dark."""
+    """Return the colours as variables of the style sheet, light and, on a screen, dark."""
     roles = {"paper": _colours.PAPER, "ink": _colours.INK, "soft": _colours.SOFT, "rule": _colours.RULE}
     roles |= {"reproduced": _colours.GOOD, "contradicted": _colours.BAD, "undecided": _colours.OPEN}
     light, dark = (
@@ -253,7 +253,7 @@ def headline_table(studies: Sequence[Section]) -> str:
 
 
 def _row(cells: Sequence[str]) -> str:
-    """A row of a table, of texts on one line that end no cell and are no markup of HTML."""
+    """Format a row of a table: texts on one line that end no cell and are no markup of HTML."""
     return (
         f"| {' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|').replace('<', '&lt;') for cell in cells)} |"
     )

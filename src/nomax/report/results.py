@@ -105,7 +105,7 @@ class ResultsFolder:
 
 
 def find(places: Iterable[Path]) -> list[Path]:
-    """The results folders that these paths name; a path may be one, or a folder that holds some."""
+    """Return the results folders that these paths name; a path may be one, or a folder that holds some."""
     found: dict[Path, Path] = {}
     for place in places:
         inside = [place] if (place / "study.json").is_file() else [file.parent for file in place.glob("*/study.json")]
@@ -147,7 +147,7 @@ def read(folder: Path) -> ResultsFolder:
 
 
 def _checked(path: Path, kind: type[Kind]) -> Kind | None:
-    """A JSON file as what it should be, or None if there is no such file."""
+    """Read a JSON file as the given type; None if there is no such file."""
     from pydantic import TypeAdapter, ValidationError
 
     try:

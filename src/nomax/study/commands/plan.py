@@ -84,7 +84,7 @@ def print_plan(
 
 
 def _print_claims(module: Study, setup: Any, rows: Sequence[Result], hours: float, console: Console) -> None:
-    """The margin of each claim against the interval that the planned seeds give; hours are those of a seed."""
+    """Print each claim's margin beside the interval that the planned seeds give; `hours` is the cost of a seed."""
     number = len(setup.seeds)
     table = Table(box=SIMPLE_HEAD, title="What the planned seeds can tell")
     for column in ("claim", "compared", f"±, {number} seeds", "margin", "seeds for it", "core-hours"):
@@ -126,7 +126,7 @@ def _score(row: TrainedResult) -> float | None:
 
 
 def _costs(runs: Sequence[Experiment], store: Store, estimate: Estimate) -> dict[Place, Cost]:
-    """What runs take, by model and length."""
+    """Sum what the runs take, by model and length."""
     unfinished_keys = {run.key for run in unfinished(runs, store)}
     costs: dict[Place, Cost] = {}
     for run in runs:

@@ -211,7 +211,7 @@ def run(options: Options) -> int:
 
 
 def chosen_setup(options: Options, kind: Literal["images", "text"] = "images") -> Setup | TextSetup:
-    """The set-up by its name, with what the options change."""
+    """Return the named set-up with what the options change."""
     changes = getattr(study.load(options.name), "CHANGES", None) if kind == "images" else None
     setup = setups.named(options.setup, changes)
     setup = setups.named("smoke", changes) if options.smoke else setup
@@ -254,7 +254,7 @@ def _check_values(options: Options, kind: Literal["images", "text"]) -> None:
 
 
 def command_line(options: Options) -> str:
-    """The command line that gives these options, without those that say only how the work is done."""
+    """Return the command line that gives these options, without those that say only how the work is done."""
     words = ["nomax", "study", options.name]
     how = {"name", "jobs", "shard", "budget", "retry", "launcher", "submit", "store", "out", "dry_run", "device"}
     how |= {"plan", "fresh"}
@@ -329,7 +329,7 @@ def _jobs(options: Options) -> int:
 
 
 def _list(runs: list[Experiment], store: Store, jobs: int, retry: bool, console: Console) -> None:
-    """The runs, what is known of each, and how long the others will take."""
+    """Print the runs, what is known of each, and how long the others will take."""
     estimate = Estimate(store.results())
     left = {run.key for run in unfinished(runs, store, retry)}
     table = Table(box=SIMPLE_HEAD)

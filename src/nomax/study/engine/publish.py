@@ -165,7 +165,7 @@ def _write_runs(rows: Sequence[Result], folder: Path) -> None:
 
 
 def _setup(plain: Mapping[str, Any], module: "Study") -> Setup | TextSetup:
-    """A set-up as study.json has it."""
+    """Rebuild a set-up from study.json."""
     form: Callable[..., Setup | TextSetup] = TextSetup if study.kind(module) == "text" else Setup
     names = signature(form).parameters
     return form(**{name: tuple(v) if isinstance(v, list) else v for name, v in plain.items() if name in names})
@@ -197,7 +197,7 @@ def check_place(out: Path, setup: Setup | TextSetup, runs: int) -> None:
 
 
 def _write_attention(rows: Sequence[Result], store: Store, out: Path, before: Publication) -> None:
-    """Row statistics and attention maps of a few runs of images whose models are in the store.
+    """Write row statistics and attention maps of a few image runs whose models are in the store.
 
     If a model is not there, and its run was part of the publication before, the pictures of that stay.
     """
@@ -214,7 +214,7 @@ def _write_attention(rows: Sequence[Result], store: Store, out: Path, before: Pu
 
 
 def to_csv(rows: Sequence[Result]) -> str:
-    """The rows as CSV, a column for each probe and measurement."""
+    """Format rows as CSV, with a column for each probe and measurement."""
     columns, records = table(rows)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -237,7 +237,7 @@ def table(rows: Sequence[Result]) -> tuple[list[str], list[list[Any]]]:
 
 
 def telling(rows: Sequence[Result]) -> list[TrainedResult]:
-    """The runs whose curves are worth a look: of the first seed, softmax, every h at α = 1, and relu at every α."""
+    """Choose the runs whose curves are worth a look: of the first seed, softmax, every h at α = 1, relu at every α."""
     models: list[TrainedResult] = finals(rows)
     first = min((row.seed for row in models), default=0)
     chosen = [row for row in models if row.seed == first and row.status != "failed"]
@@ -245,14 +245,14 @@ def telling(rows: Sequence[Result]) -> list[TrainedResult]:
 
 
 def _diagnostics(row: TrainedResult, store: Store, before: Publication) -> Mapping[str, Any] | None:
-    """The entry of a run in diagnostics.json; None if it did not look into itself."""
+    """Return the entry of a run in diagnostics.json; None if it did not look into itself."""
     if points := read_diagnostics(store.folder(row.key)):
         return {"key": row.key, "label": row.label, "points": points}
     return before.diagnostics.get(row.key)
 
 
 def curve(row: TrainedResult, store: Store, before: Publication) -> dict[str, Any]:
-    """Loss and accuracy in training; of a long run, means over equal parts of it."""
+    """Return loss and accuracy in training; of a long run, means over equal parts of it."""
     lines = [line for line in metrics.read(store.folder(row.key)) if "evaluation" not in line]
     if not lines and row.key in before.curves:
         return before.curves[row.key]
@@ -269,7 +269,7 @@ def curve(row: TrainedResult, store: Store, before: Publication) -> dict[str, An
 
 
 def markdown(title: str, verdicts: "Sequence[Verdict]", command: str, note: str = "") -> str:
-    """The verdicts as a table, if there are any, below what must be known about them."""
+    """Format the verdicts as a table, if there are any, below what must be known about them."""
     lines = [f"<!-- Written by `{command}` -->", "", f"# {title}", "", *([f"**{note}**", ""] if note else [])]
     lines += ["| claim | verdict | measured | premise | scale |", "| --- " * 5 + "|"] if verdicts else [NO_CLAIM]
     for verdict in verdicts:
@@ -316,7 +316,7 @@ def _story(rows: Sequence[Result], store: Store, command: str, before: Publicati
 
 
 def _remove_old_pictures(out: Path, names: set[str]) -> None:
-    """Pictures that the study drew when it was published before, and no longer does."""
+    """Remove pictures that the study drew when it was published before, and no longer does."""
     try:
         before = json.loads((out / "study.json").read_text())["figures"]
     except (OSError, ValueError, KeyError):
@@ -332,7 +332,7 @@ def _mean(lines: Sequence[Mapping[str, float]], name: str) -> float | None:
 
 
 def worth_a_look(rows: Sequence[ImageResult]) -> list[ImageResult]:
-    """The runs to look into: of the first seed, the middle length and one size, softmax and the others at α = 1."""
+    """Choose the runs to look into: of the first seed, middle length and one size, softmax and others at α = 1."""
     done = [row for row in rows if row.status == "done"]
     if not done:
         return []
@@ -344,7 +344,7 @@ def worth_a_look(rows: Sequence[ImageResult]) -> list[ImageResult]:
 
 
 def _row_statistics(rows: Sequence[ImageResult], store: Store) -> list[dict[str, Any]]:
-    """The entries of rows_statistics.json: every head of every layer."""
+    """Return the entries of rows_statistics.json: every head of every layer."""
     found = []
     for row in rows:
         trained = load(store.folder(row.key))
@@ -354,7 +354,7 @@ def _row_statistics(rows: Sequence[ImageResult], store: Store) -> list[dict[str,
 
 
 def _attention_maps(rows: Sequence[ImageResult], store: Store) -> bytes:
-    """The picture of where they look, as SVG, whose letters and background turn dark."""
+    """Draw where the models look, as SVG, whose letters and background turn dark."""
     shown, image = {}, torch.empty(0)
     for row in rows:
         trained = load(store.folder(row.key))
@@ -367,7 +367,7 @@ def _attention_maps(rows: Sequence[ImageResult], store: Store) -> bytes:
 
 
 def _images(trained: TrainedImageModel, row: ImageResult, number: int) -> list[torch.Tensor]:
-    """So many test images as the model sees them, from the first on, spread evenly."""
+    """Return so many test images as the model sees them, from the first on, spread evenly."""
     source = data.load(row.data, "test", on_error=trained.config.on_error if trained.config else "raise")
     places = np.linspace(INDEX, len(source) - 1, number).round().astype(np.int64)
     with evaluation_batches(part(source, places), trained.transform, 8) as batches:
