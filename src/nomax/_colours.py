@@ -1,11 +1,11 @@
-"""The colours of all figures and pages: one for each φ, told apart by all eyes, on white and in the dark."""
+"""The colours of figures and pages: one for each φ, distinct to colour-blind readers, for light and dark pages."""
 
 import re
 from typing import NamedTuple
 
 
 class Colour(NamedTuple):
-    """A colour on white, and the one that takes its place in the dark."""
+    """A colour for light pages and its counterpart for dark ones."""
 
     light: str
     dark: str
@@ -37,29 +37,29 @@ PHI = {
 }
 ALL = (PAPER, INK, SOFT, RULE, GOOD, BAD, OPEN, *PHI.values())
 
-# What papers call some of them.
+# Names that papers use for some of them.
 NAMES = {**{name: name for name in PHI}, "ReLUFormer": "relu", "ReLA": "relu", "1.5-entmax": "entmax15"}
 _NAMED = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, sorted(NAMES, key=len, reverse=True)))})(?!\w)")
 
-# A drawing up to where its style sheet goes: a title comes first, or it is not read aloud.
+# A drawing up to the place of its style sheet: the title must come first to be read aloud.
 _START = re.compile(r"<svg\b[^>]*>(?:\s*<(title|desc)>.*?</\1>)*", re.DOTALL)
 
 
 def activation(words: str, otherwise: str = "") -> str:
-    """That of the φ that is named first: relu in "relu/L, pico/4, seed 0", softmax in "softmax + LN"."""
-    found = _NAMED.search(words)
-    return NAMES[found[0]] if found else otherwise
+    """Return the activation of the first φ named: relu in "relu/L, pico/4, seed 0", softmax in "softmax + LN"."""
+    match = _NAMED.search(words)
+    return NAMES[match[0]] if match else otherwise
 
 
 def of(words: str, otherwise: str = "") -> Colour:
-    """The colour of the φ that is named first, or of this activation if none is; what has no colour is grey."""
+    """Return the colour of the first φ named, or of the activation `otherwise`; grey if it has none."""
     return PHI.get(activation(words, otherwise), SOFT)
 
 
 def for_both(svg: str) -> str:
-    """A drawing in light colours as one that turns dark with the page or the system around it.
+    """Make a drawing in light colours turn dark with the page or the system around it.
 
-    Colours stay as they are written: what knows no style sheets shows the light ones.
+    The colours stay in the drawing: a viewer without style sheets shows the light ones.
     """
     used = [colour for colour in ALL if colour.light in svg]
     rules = "".join(

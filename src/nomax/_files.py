@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any
 
-# Unfinished files of this module and of earlier versions, and the folders in which models are assembled.
+# Unfinished files of this module and of earlier versions, and folders in which models were assembled.
 _LEFTOVER = re.compile(r"\..*\.aside|\.vocabulary\.model\.\d+|\.saving-.*")
 
 
@@ -85,7 +85,7 @@ def read_json(path: Path, advice: str) -> Any:
 
 
 def did_you_mean(name: object, names: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return "; did you mean NAME?" for the nearest of the names, or "." if none is near, to end a sentence with."""
+    """Return the end of a sentence: "; did you mean NAME?" with the nearest name, or "." if none is near."""
     folded = {known.casefold(): known for known in names}
     nearest = get_close_matches(str(name).casefold(), folded, n=1, cutoff=cutoff)
     return f"; did you mean {folded[nearest[0]]}?" if nearest else "."

@@ -18,12 +18,12 @@ COMMANDS = {
     "train translate": ("nomax.train.text.translate", "train a translation model, one φ or several side by side"),
     "train language": ("nomax.train.text.language", "train a causal language model, one φ or several side by side"),
     "evaluate": ("nomax.evaluate.evaluate", "accuracy of image models, BLEU of translations, perplexity"),
-    "predict": ("nomax.evaluate.predict", "what a trained image model says about image files"),
+    "predict": ("nomax.evaluate.predict", "predict the classes of image files"),
     "translate": ("nomax.evaluate.translate", "translate lines or documents from standard input"),
     "generate": ("nomax.evaluate.generate", "continue texts with a language model"),
     "probe": ("nomax.evaluate.probe", "few-shot linear probes of trained models on other data sets"),
     "rows": ("nomax.evaluate.rows", "statistics of attention weights by layer and head: a table and a plot"),
-    "maps": ("nomax.evaluate.maps", "a picture of where models look, side by side"),
+    "maps": ("nomax.evaluate.maps", "draw attention weights over an image, models side by side"),
     "data list": ("nomax.data.commands.list", "the data sets there are by name, and which are ready"),
     "data get": ("nomax.data.commands.get", "download data sets and prepare them"),
     "data info": ("nomax.data.commands.info", "what is in a data set: counts, sizes, means, a sheet of samples"),
@@ -47,16 +47,16 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     try:
-        code = _obey(list(sys.argv[1:] if arguments is None else arguments))
+        code = _dispatch(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # Whoever read our output has seen enough (`| head`); what is still buffered must not raise at exit.
+        # The reader closed the pipe (`| head`); what is still buffered must not raise at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
 
 
-def _obey(words: list[str]) -> int:
+def _dispatch(words: list[str]) -> int:
     for name, (module, _) in COMMANDS.items():
         length = len(name.split())
         if words[:length] == name.split():
@@ -68,7 +68,7 @@ def _obey(words: list[str]) -> int:
     if not words or "--help" in words or "-h" in words:
         print(_help(asked))
         return 0
-    # Only part of a command ("nomax bench") is a question; anything else is a slip.
+    # The beginning of a command ("nomax bench") is a question; anything else is a mistake.
     if not any(name.startswith(f"{asked} ") for name in COMMANDS):
         hint = _files.did_you_mean(asked, COMMANDS).replace("did you mean ", "did you mean: nomax ")
         print(f"nomax: there is no command {asked!r}{hint}\n", file=sys.stderr)
@@ -77,10 +77,10 @@ def _obey(words: list[str]) -> int:
 
 
 def parsed(title: str, options: type[T], arguments: list[str], default: T | None = None) -> T:
-    """Parse the options of a command; what is wrong with them, or the help that was asked for, ends the program."""
+    """Parse the options of a command; an error in them, or a request for help, ends the program."""
     import tyro
 
-    # An option that is None is one that is not given: nobody has to read of it, or to spell it.
+    # None means that an option is not given; it is neither shown nor accepted as a value.
     config = (tyro.conf.DisallowNone,)
     if default is None:
         return tyro.cli(options, prog=title, args=arguments, config=config)

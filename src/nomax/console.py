@@ -1,8 +1,8 @@
-"""What goes to the terminal, literally: the only place that makes rich's consoles, tables and progress bars.
+"""Print to the terminal literally: the only module that makes rich's consoles, tables and progress bars.
 
-rich takes "[bold]" in any string for markup and ":smile:" for an emoji, breaks lines where the window ends, and cuts
-what does not fit into a table. Most of what we print is not ours: paths, names of classes, errors. So here strings are
-never read as anything else, and nothing is cut; emphasis is given by `style=` or by rich's `Text`.
+rich interprets "[bold]" in any string as markup and ":smile:" as an emoji, wraps lines at the edge of the window, and
+cuts what does not fit into a table. Most of what we print comes from elsewhere: paths, class names, errors. So strings
+are never interpreted here, and nothing is cut; use `style=` or rich's `Text` for emphasis.
 """
 
 import os
@@ -24,7 +24,7 @@ class Console(console.Console):
             self.width = WIDE
 
     def on_broken_pipe(self) -> None:
-        """End as other programs do when nobody reads on (`| head`): rich would end with 1, as after an error."""
+        """Exit with 141, as other programs do when the reader closes the pipe (`| head`); rich would exit with 1."""
         try:
             super().on_broken_pipe()
         except SystemExit:
@@ -32,10 +32,10 @@ class Console(console.Console):
 
 
 class Table(table.Table):
-    """A table that is wider than the window rather than cut: words stay whole, and so do lines with no_wrap."""
+    """A table that grows wider than the window instead of cutting words, or lines with no_wrap."""
 
     def __rich_console__(self, console: console.Console, options: ConsoleOptions) -> RenderResult:
-        """As rich renders it, with room for the widest word of each column."""
+        """Render with room for the widest word of each column."""
         wide = options.update_width(WIDE)
         for column in self.columns:
             sizes = [Measurement.get(console, wide, cell) for cell in (column.header, *column.cells)]
@@ -52,7 +52,7 @@ class TextColumn(progress.TextColumn):
 
 
 class Progress(progress.Progress):
-    """Progress bars: each with its description as it is, then the columns given. Only terminals show them."""
+    """Progress bars, each with its literal description and the columns given, shown only on terminals."""
 
     def __init__(self, *columns: progress.ProgressColumn, console: Console, **settings: Any) -> None:
         settings = {"disable": not console.is_terminal} | settings

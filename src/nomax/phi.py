@@ -59,7 +59,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 SOFTMAX = "softmax"
 
-# Not pointwise, so not in the table: maps of a whole row of scores, here as the peers to compare with.
+# Not pointwise, so not in the table: maps of a whole row of scores, for comparison.
 ROW_MAPS = (SOFTMAX, "sparsemax", "entmax15")
 
 MINUS_LOG_L: Literal["-log L"] = "-log L"
@@ -69,10 +69,10 @@ NOTATION = "[gain*]activation[(x+shift) or (x-log L)][/L[^alpha]][, L=keys or L=
 
 @dataclass(frozen=True, slots=True)
 class Phi:
-    """How scores become weights. `Phi.parse("relu/L")` reads the notation and `str(phi)` writes it.
+    """The map from scores to weights. `Phi.parse("relu/L")` reads the notation, and `str(phi)` writes it.
 
-    length says what L counts: "visible", the keys that a query may see (independent of padding, and the same in
-    training and in cached decoding); "keys", all key positions of the tensor; or a fixed integer.
+    length is what L counts: "visible", the keys that a query may see (independent of padding, and the same in training
+    and in cached decoding); "keys", all key positions of the tensor; or a fixed integer.
     """
 
     activation: str
@@ -105,7 +105,7 @@ class Phi:
     def parse(phi: "str | Phi") -> "Phi":
         """Read a φ from its notation, e.g. "relu/L" or "sigmoid(x-log L)"; a Phi is returned as it is."""
         if isinstance(phi, str):
-            # torch.compile looks through a cache, with a warning, and it reads each φ but once.
+            # torch.compile warns of a cache and ignores it, and parses each φ only once.
             return _parse(phi) if torch.compiler.is_compiling() else _parse_cached(phi)
         if isinstance(phi, Phi):
             return phi
@@ -146,19 +146,19 @@ _PHI = re.compile(
 
 
 def _parse(text: str) -> Phi:
-    found = _PHI.fullmatch("".join(text.split()))
-    if found is None or found["activation"] not in (*ACTIVATIONS, *ROW_MAPS):
+    match = _PHI.fullmatch("".join(text.split()))
+    if match is None or match["activation"] not in (*ACTIVATIONS, *ROW_MAPS):
         nearest = _nearest_spelling(text)
         hint = f"; did you mean {nearest!r}?" if nearest else "."
         raise ValueError(
             f"phi={text!r} cannot be read{hint} A φ is written {NOTATION}, "
             f"and its activation is one of {', '.join(ACTIVATIONS)}; or it is {' or '.join(ROW_MAPS)} alone."
         )
-    shift, length = found["shift"], found["length"] or "visible"
+    shift, length = match["shift"], match["length"] or "visible"
     return Phi(
-        activation=found["activation"],
-        alpha=float(found["alpha"] or 1) if found["over"] else 0.0,
-        gain=float(found["gain"] or 1),
+        activation=match["activation"],
+        alpha=float(match["alpha"] or 1) if match["over"] else 0.0,
+        gain=float(match["gain"] or 1),
         shift=MINUS_LOG_L if shift == "-logL" else float(shift or 0),
         length=int(length) if length.isdigit() else length,  # type: ignore[arg-type]
     )
@@ -175,7 +175,7 @@ def _nearest_spelling(text: str) -> str | None:
 
 
 def _spellings_around(written: str) -> Iterator[str]:
-    """Every valid spelling that could be made from the numbers in a text that is not one."""
+    """Yield every valid spelling that uses the numbers in an invalid one."""
     # The digits of relu2 and relu6 belong to their names; three numbers are as many as a φ needs.
     numbers = re.findall(rf"(?<![\w.]){_NUMBER}", written)[:3]
     gains = ["", *(f"{number}*" for number in numbers)]

@@ -2,6 +2,10 @@
 
 import json
 import math
+import os
+import shutil
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from dataclasses import replace
@@ -178,8 +182,42 @@ def test_probe_prints_and_writes_every_run_data_set_and_shot(
     # The features of all images, given to the function, come to the same.
     source = [data.load("digits", split) for split in ("train", "test")]
     given = [tensor for part in source for tensor in features(evaluate.load(run).model, part)]
-    expected = fewshot.accuracies(*given, (1, 3), (0, 1))
+    expected = fewshot.accuracies(*given, shots=(1, 3), seeds=(0, 1))
     assert results[0]["accuracy"] == {"1": expected[0, :, 0].tolist(), "3": expected[1, :, 0].tolist()}
+
+
+def test_probe_skips_broken_images_as_if_the_data_set_did_not_have_them(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures(tmp_path / "whole", images=6)
+    shutil.copytree(tmp_path / "whole", tmp_path / "fewer")
+    for name in ("train/class0/0.png", "train/class0/3.png", "train/class1/2.png", "test/class2/1.png"):
+        (tmp_path / "whole" / name).write_bytes(b"broken")
+        (tmp_path / "fewer" / name).unlink()
+    accuracies = []
+    for name in ("whole", "fewer"):
+        options = ("--on", f"mine={tmp_path / name}", "--shots", 1, 4, "--output", tmp_path / "out.json")
+        assert nomax("probe", run, *options, "--on-error", "skip") == 0
+        accuracies.append(json.loads((tmp_path / "out.json").read_text())["results"][0]["accuracy"])
+    assert accuracies[0] == accuracies[1]
+    capsys.readouterr()
+    assert nomax("probe", run, "--on", f"mine={tmp_path / 'whole'}", "--shots", 5) == 2
+    assert "0.png is not a JPEG" in capsys.readouterr().err
+    for path in (tmp_path / "whole" / "train").glob("*/*"):
+        path.write_bytes(b"broken")
+    assert nomax("probe", run, "--on", f"mine={tmp_path / 'whole'}", "--on-error", "skip") == 2
+    assert "none of the training images can be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["evaluate", "probe --on digits", "rows", "maps"])
+def test_a_command_whose_output_nobody_reads_ends_quietly(run: Path, command: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    name, *options = command.split()
+    words = [sys.executable, "-m", "nomax.cli", name, str(run), *options, "--smoke"]
+    done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_features_of_files_are_those_of_the_pixels_resized_by_hand(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_the_regulariser_counts(l2: float, width: int) -> None:
 def test_one_factorisation_gives_what_separate_fits_give(width: int) -> None:
     given = data(width=width)
     shots, seeds, l2 = (1, 10, 1000), (0, 3), (0.01, 1.0, 2.0**10, 2.0**17)
-    found = fewshot.accuracies(*given, shots, seeds, l2)
+    found = fewshot.accuracies(*given, shots=shots, seeds=seeds, l2=l2)
     assert found.shape == (3, 2, 4)
     for place in np.ndindex(*found.shape):
         expected = oracle(given, shots[place[0]], seeds[place[1]], l2[place[2]])
@@ -163,8 +163,8 @@ def test_only_the_needed_images_give_the_same_result() -> None:
     shots, seeds = (1, 4), (0, 5)
     places = fewshot.needed(train_y, shots, seeds)
     assert len(places) <= 2 * 4 * 7 < len(train_y)
-    found = fewshot.accuracies(train_x[places], train_y, test_x, test_y, shots, seeds, places=places)
-    assert (found == fewshot.accuracies(train_x, train_y, test_x, test_y, shots, seeds)).all()
+    found = fewshot.accuracies(train_x[places], train_y, test_x, test_y, shots=shots, seeds=seeds, places=places)
+    assert (found == fewshot.accuracies(train_x, train_y, test_x, test_y, shots=shots, seeds=seeds)).all()
 
 
 def test_inputs_are_left_as_they_are() -> None:

@@ -185,7 +185,7 @@ def test_only_language_models_and_text_are_taken(folder, tmp_path, generated):
     models.save(models.ViT("mu/7", num_classes=10, image_size=28, channels=1), tmp_path / "vit")
     code, _, err = generated(tmp_path / "vit", "the king")
     assert code == 2
-    assert "is a model of images, not of text" in err
+    assert "is an image model, not a text model" in err
     code, _, err = generated(folder / "[b]segments", stdin=b"caf\xe9")
     assert code == 2
     assert "not UTF-8: byte 4 is 0xe9" in err

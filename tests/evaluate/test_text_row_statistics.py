@@ -60,7 +60,7 @@ def by_hand(model: ReLUFormer, part: str, layer: int) -> list[list[list[float]]]
 @pytest.mark.parametrize("encoder", [2, 0])
 def test_statistics_are_those_of_the_weights_themselves(encoder: int) -> None:
     model = made("relu/L", encoder)
-    found = evaluate.text_row_statistics(model, EXAMPLES)
+    found = evaluate.row_statistics(model, EXAMPLES)
     parts = ["encoder", "decoder", "source"] if encoder else ["decoder"]
     assert [(row.part, row.layer, row.head) for row in found] == [
         (part, layer, head) for part in parts for layer in range(2) for head in range(2)
@@ -88,7 +88,7 @@ def test_statistics_are_those_of_the_weights_themselves(encoder: int) -> None:
 
 
 def test_softmax_rows_sum_to_one_over_the_keys_that_are_seen() -> None:
-    found = evaluate.text_row_statistics(made("softmax"), EXAMPLES)
+    found = evaluate.row_statistics(made("softmax"), EXAMPLES)
     # With begin or end the texts have 4 and 10 tokens of source, 6 and 3 of target.
     lengths = {"encoder": (16 + 100) / 14, "decoder": (21 + 6) / 9, "source": (6 * 4 + 3 * 10) / 9}
     for row in found:
@@ -98,10 +98,10 @@ def test_softmax_rows_sum_to_one_over_the_keys_that_are_seen() -> None:
 
 
 def test_signed_weights_have_no_entropy() -> None:
-    found = evaluate.text_row_statistics(made("gelu/L", 1, 1), EXAMPLES)
+    found = evaluate.row_statistics(made("gelu/L", 1, 1), EXAMPLES)
     assert all(math.isnan(row.entropy) and math.isfinite(row.effective_keys) for row in found)
-    with pytest.raises(ValueError, match="at least one text"):
-        evaluate.text_row_statistics(made("relu/L"), [])
+    with pytest.raises(ValueError, match="at least one image or text"):
+        evaluate.row_statistics(made("relu/L"), [])
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def test_the_command_shows_every_attention_and_writes_beside_the_run(
     tokenizer = Tokenizer.load(run / models.hub.VOCABULARY)
     examples = sentences(corpus(3, seed=2), tokenizer, longest=64, too_long="split")
     chosen = [examples[i] for i in (0, 7, 14, 22, 29)]
-    expected = evaluate.text_row_statistics(evaluate.load_text(run).model, chosen)
+    expected = evaluate.row_statistics(evaluate.load_text(run).model, chosen)
     found = json.loads((run / "rows.json").read_text())["[b]translation (relu/L)"]
     assert [row["row_sum"] for row in found] == pytest.approx([row.row_sum for row in expected])
     assert [row["part"] for row in found] == [row.part for row in expected]
@@ -210,7 +210,7 @@ def test_mistakes_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert rows(folder / "language", "--smoke", "--output", "/proc/nomax") > 0
     assert "/proc/nomax" in capsys.readouterr().err
     assert nomax("maps", folder / "language") == 2
-    assert "is a model of text, not of images: nomax evaluate, nomax rows and nomax generate take it" in (
+    assert "is a text model, not an image model: nomax evaluate, nomax rows and nomax generate take it" in (
         capsys.readouterr().err
     )
     assert nomax("maps", folder / "[b]translation") == 2

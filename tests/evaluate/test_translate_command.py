@@ -258,7 +258,7 @@ def test_a_broken_model_is_told(text_runs, monkeypatch, capfdbinary, tmp_path):
     assert capfdbinary.readouterr().err.decode() == f"nomax evaluate: broken (reluformer): {NOT_FINITE}"
 
 
-NOT_FINITE = "the model's logits are not finite, so that no translation has a probability.\n"
+NOT_FINITE = "the model's logits are not finite, so no translation has a probability.\n"
 
 
 def test_a_saved_model_knows_its_vocabulary(text_runs, monkeypatch, capfdbinary, tmp_path):

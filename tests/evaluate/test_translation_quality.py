@@ -46,7 +46,7 @@ def test_a_run_of_documents_has_bleu_of_documents_too(text_runs, tmp_path, capsy
     assert (found["segments"]["texts"], found["documents"]["texts"]) == (20, 2)
     run = runs.load_text(text_runs / "documents")
     text = text_data.of_run(run.config, "test")
-    whole = translation.translate_corpus(run.model, run.tokenizer, run.config, text, translation.Search(beams=1))
+    whole = translation.translate_corpus(run, text, translation.Search(beams=1))
     references = [" ".join(pair.target for pair in document.pairs) for document in text.documents]
     assert found["documents"]["bleu"] == pytest.approx(sacrebleu.corpus_bleu(whole.documents, [references]).score)
     assert len(whole.segments) == 20
@@ -61,7 +61,7 @@ def test_what_is_evaluated_is_what_the_command_translates_whatever_the_reference
     def found(targets):
         pairs = tuple(Pair(*pair) for pair in zip(sources, targets, strict=True))
         text = Corpus((Document("one", pairs),), ("en", "es"))
-        return translation.translate_corpus(run.model, run.tokenizer, run.config, text, translation.Search(beams=1))
+        return translation.translate_corpus(run, text, translation.Search(beams=1))
 
     usual, long = found(TALES[:7]), found([f"{text} " * 9 for text in TALES[:7]])
     assert usual == long
@@ -82,8 +82,8 @@ def test_progress_reaches_its_total(text_runs, name):
         told.append([total])
         return told[-1].append
 
-    translation.likelihood(run.model, run.tokenizer, run.config, text, 200, start)
-    translation.translate_corpus(run.model, run.tokenizer, run.config, text, translation.Search(1, 0.6, 200), start)
+    translation.likelihood(run, text, 200, start)
+    translation.translate_corpus(run, text, translation.Search(1, 0.6, 200), start)
     for total, *steps in told:
         assert len(steps) > 1
         assert sum(steps) == total
@@ -116,7 +116,7 @@ def test_a_smoke_run_says_so_and_text_and_images_keep_apart(text_runs, capsys, t
     assert told.count("these numbers mean nothing") == 2
     assert "bits/character" in told
     assert probe.run(probe.Options(runs=both[:1])) == 2
-    assert "is a model of text, not of images" in capsys.readouterr().err
+    assert "is a text model, not an image model" in capsys.readouterr().err
     saved = str(Path(both[0], "model"))
     assert evaluate.run(evaluate.Options(runs=(saved,), smoke=True)) == 2
     assert "give one with --data" in capsys.readouterr().err

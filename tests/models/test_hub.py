@@ -268,7 +268,7 @@ def test_a_name_that_is_no_folder_is_fetched_from_the_hub(tmp_path: Path, monkey
     assert asked == [("someone/vit", "v2", ["config.json", "model.safetensors", "README.md", "vocabulary.model"])]
     with pytest.raises(FileNotFoundError, match=r"no folder 'runs/vit', and no model .* hub: no network$"):
         models.load("runs/vit")
-    with pytest.raises(FileNotFoundError, match=r"no folder '../vit', nor is that the id"):
+    with pytest.raises(FileNotFoundError, match=r"no folder '../vit', nor is it the id"):
         models.load("../vit")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ImportError, match="pip install huggingface_hub"):

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from precision import assert_precise, doubled, five_errors
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -16,7 +17,7 @@ PHIS = ("relu/L", "softmax", "gelu/L", "sigmoid(x-log L)", "1.5*softplus(x-0.3)/
 
 def plain_weights(phi: str, scores: Tensor, seen: Tensor) -> Tensor:
     """φ of the scores, from the formula, one whole matrix at a time."""
-    scores, seen = scores.double(), seen.expand(scores.shape)
+    seen = seen.expand(scores.shape)
     n = seen.sum(-1, keepdim=True).clamp(min=1)
     if phi == "softmax":
         return scores.masked_fill(~seen, -torch.inf).softmax(-1)
@@ -30,13 +31,20 @@ def plain_weights(phi: str, scores: Tensor, seen: Tensor) -> Tensor:
     return weights * seen
 
 
-def plain(module: Attention, phi: str, x: Tensor, context: Tensor | None = None, seen: Tensor | None = None) -> Tensor:
-    """What the module should compute, in float64."""
-    state = {name: tensor.double() for name, tensor in module.state_dict().items()}
+def plain(
+    module: Attention,
+    phi: str,
+    x: Tensor,
+    context: Tensor | None = None,
+    seen: Tensor | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """What the module should compute, by its formula in this precision."""
+    state = {name: tensor.to(dtype) for name, tensor in module.state_dict().items()}
 
     def project(y: Tensor, name: str, part: slice = slice(None)) -> Tensor:
         bias = state.get(f"{name}.bias")
-        return y.double() @ state[f"{name}.weight"][part].T + (0 if bias is None else bias[part])
+        return y.to(dtype) @ state[f"{name}.weight"][part].T + (0 if bias is None else bias[part])
 
     dim, heads = module.dim, module.heads
     parts = [slice(i * dim, (i + 1) * dim) for i in range(3)]
@@ -61,6 +69,11 @@ def plain(module: Attention, phi: str, x: Tensor, context: Tensor | None = None,
     return project(joined, "out")
 
 
+def check(out: Tensor, module: Attention, phi: str, *inputs: Tensor | None) -> None:
+    """Compare an output with the formula of its module."""
+    assert_precise(out, *(plain(module, phi, *inputs, dtype=dtype) for dtype in (out.dtype, torch.float64)))
+
+
 def randomised(module: Attention) -> Attention:
     """Every parameter away from where it starts, so that none of them can be left out unnoticed."""
     for parameter in module.parameters():
@@ -72,7 +85,7 @@ def randomised(module: Attention) -> Attention:
 def test_self_attention_is_its_formula(phi: str) -> None:
     module = randomised(Attention(24, 3, phi=phi))
     x = torch.randn(2, 7, 24)
-    torch.testing.assert_close(module(x).double(), plain(module, phi, x), rtol=2e-5, atol=2e-5)
+    check(module(x), module, phi, x)
 
 
 @pytest.mark.parametrize("gate", [None, "silu", "sigmoid", "identity"])
@@ -81,7 +94,7 @@ def test_self_attention_is_its_formula(phi: str) -> None:
 def test_qk_norm_gate_and_context_are_their_formulas(cross: bool, qk_norm: bool, gate: str | None) -> None:
     module = randomised(Attention(24, 3, context_dim=10 if cross else None, qk_norm=qk_norm, gate=gate, bias=False))
     x, context = torch.randn(2, 7, 24), torch.randn(2, 5, 10) if cross else None
-    torch.testing.assert_close(module(x, context).double(), plain(module, "relu/L", x, context), rtol=2e-5, atol=2e-5)
+    check(module(x, context), module, "relu/L", x, context)
 
 
 def test_the_qk_norm_has_one_scale_for_all_heads_and_no_bias() -> None:
@@ -95,14 +108,15 @@ def test_the_qk_norm_has_one_scale_for_all_heads_and_no_bias() -> None:
 def test_relas_norm_is_its_formula_on_the_joined_heads(gate: str | None) -> None:
     module = randomised(Attention(24, 3, phi="relu", joined_norm="rela", gate=gate))
     x = torch.randn(2, 7, 24)
-    weights = module.weights(x).double()
-    joined = torch.einsum("bhij,bjhd->bihd", weights, module.qkv(x)[..., 48:].double().reshape(2, 7, 3, 8)).flatten(2)
-    scale, vector = (module.joined_norm.get_parameter(name).double() for name in ("scale", "gate"))
-    normal = scale * joined / (joined.square().mean(-1, keepdim=True) + 1e-8).sqrt() / (1 + (-vector * joined).exp())
-    if gate is not None:
-        normal = normal * F.silu(module.gate(x).double())
-    want = normal @ module.out.weight.double().T + module.out.bias.double()
-    torch.testing.assert_close(module(x).double(), want, rtol=1e-4, atol=1e-4)
+
+    def formula(module: Attention, x: Tensor) -> Tensor:
+        value = module.qkv(x)[..., 48:].reshape(2, 7, 3, 8)
+        y = torch.einsum("bhij,bjhd->bihd", module.weights(x), value).flatten(2)
+        scale, vector = (module.joined_norm.get_parameter(name) for name in ("scale", "gate"))
+        y = scale * y / (y.square().mean(-1, keepdim=True) + 1e-8).sqrt() / (1 + (-vector * y).exp())
+        return module.out(y if gate is None else y * F.silu(module.gate(x)))
+
+    assert_precise(module(x), formula(module, x), formula(doubled(module), x.double()))
 
 
 def test_relas_norm_has_the_originals_eps_which_decides_for_small_vectors() -> None:
@@ -115,7 +129,10 @@ def test_relas_norm_has_the_originals_eps_which_decides_for_small_vectors() -> N
         x = [size * value for value in (1.0, -2.0, 0.5, 3.0, -1.5, 0.25)]
         rms = math.sqrt(sum(value * value for value in x) / 6 + 1e-8)
         want = [s * value / rms / (1 + math.exp(-g * value)) for s, g, value in zip(scale, gate, x, strict=True)]
-        torch.testing.assert_close(norm(torch.tensor(x)), torch.tensor(want), rtol=1e-5, atol=0)
+        single = torch.tensor(x)
+        rms = (single.square().mean() + 1e-8).sqrt()
+        plain = norm.scale * single / rms / (1 + (-norm.gate * single).exp())
+        assert_precise(norm(single), plain, torch.tensor(want, dtype=torch.float64))
 
 
 def test_relas_norm_starts_with_a_scale_of_one_and_stands_rows_of_zeros() -> None:
@@ -139,7 +156,7 @@ def test_masks_hide_keys(kind: str, phi: str) -> None:
     seen = {"causal": causal, "padding": padding, "both": causal & padding}[kind]
     mask = None if kind == "causal" else seen
     out = module(x, attn_mask=mask, is_causal=kind == "causal")
-    torch.testing.assert_close(out.double(), plain(module, phi, x, seen=seen), rtol=2e-5, atol=2e-5)
+    check(out, module, phi, x, None, seen)
 
 
 def test_queries_keys_and_values_reach_the_operation_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +212,8 @@ def test_weights_are_those_that_the_output_was_made_with(phi: str) -> None:
     assert list(weights.shape) == [2, 3, 7, 7]
     value = module.qkv(x)[..., 48:].reshape(2, 7, 3, 8)
     joined = torch.einsum("bhij,bjhd->bihd", weights, value).flatten(2)
-    torch.testing.assert_close(module.out(joined), module(x, is_causal=True), rtol=2e-5, atol=2e-5)
+    check(module.out(joined), module, phi, x, None, seen)
+    check(module(x, is_causal=True), module, phi, x, None, seen)
     assert not weights[..., ~seen].any()
     if phi == "softmax":
         torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 7))
@@ -210,7 +228,7 @@ def test_learned_scales_start_as_the_phi_they_replace(phi: str) -> None:
     learned.load_state_dict(fixed.state_dict(), strict=False)
     x = torch.randn(2, 6, 16)
     for settings in ({}, {"is_causal": True}, {"attn_mask": torch.rand(2, 1, 6, 6) < 0.5}):
-        torch.testing.assert_close(learned(x, **settings), fixed(x, **settings), rtol=1e-6, atol=1e-6)
+        assert_precise(learned(x, **settings), fixed(x, **settings), doubled(fixed)(x.double(), **settings))
     assert learned.gain.shape == (1,)
     assert learned.alpha.shape == (2,)
 
@@ -225,12 +243,16 @@ def test_learned_scales_are_a_phi_of_their_own_for_every_head(start: str) -> Non
     x, mask = torch.randn(2, 6, 16), torch.rand(2, 1, 6, 6) < 0.5
     weights = module.weights(x, attn_mask=mask)
     phi = nomax.Phi.parse(start)
-    query, key, _ = module.qkv(x).reshape(2, 6, 3, 2, 8).permute(2, 0, 3, 1, 4)
-    for head, (gain, alpha) in enumerate(zip(gains, alphas, strict=True)):
-        own = nomax.Phi(phi.activation, alpha, gain, phi.shift, phi.length)
-        unit = torch.eye(6).expand(2, 1, 6, 6)
-        want = nomax.attention(query[:, head : head + 1], key[:, head : head + 1], unit, mask, phi=own)
-        torch.testing.assert_close(weights[:, head : head + 1], want, rtol=1e-5, atol=1e-6)
+
+    def own(module: Attention, x: Tensor, head: int) -> Tensor:
+        query, key, _ = module.qkv(x).reshape(2, 6, 3, 2, 8).permute(2, 0, 3, 1, 4)[:, :, head : head + 1]
+        unit = torch.eye(6, dtype=x.dtype).expand(2, 1, 6, 6)
+        own = nomax.Phi(phi.activation, alphas[head], gains[head], phi.shift, phi.length)
+        return nomax.attention(query, key, unit, mask, phi=own)
+
+    for head in range(2):
+        found = weights[:, head : head + 1]
+        assert_precise(found, own(module, x, head), own(doubled(module), x.double(), head))
 
 
 @pytest.mark.parametrize("per", ["layer", "head"])
@@ -270,13 +292,14 @@ def test_rows_are_those_of_the_weights(phi: str, learned: dict[str, str]) -> Non
     for parameter, value in ((module.gain, 1.7), (module.alpha, 0.6)):
         if parameter is not None:
             torch.nn.init.constant_(parameter, value)
-    x, mask = torch.randn(2, 6, 16), torch.rand(2, 1, 6, 6) < 0.7
+    x, mask = torch.randn(2, 30, 16), torch.rand(2, 1, 30, 30) < 0.7
     out, rows = module(x, attn_mask=mask, return_rows=True)
-    weights = module.weights(x, attn_mask=mask).double()
     torch.testing.assert_close(out, module(x, attn_mask=mask))
-    torch.testing.assert_close(rows.sum.double(), weights.sum(-1), rtol=1e-5, atol=1e-6)
-    entropy = -torch.where(weights > 0, weights * weights.clamp(min=1e-300).log(), 0).sum(-1)
-    torch.testing.assert_close(rows.entropy.double(), entropy, rtol=1e-5, atol=1e-5)
+    weights = doubled(module).weights(x.double(), attn_mask=mask)
+    module.backend = "reference"  # which also has the entropy of weights from sums over h
+    _, plain = module(x, attn_mask=mask, return_rows=True)
+    assert_precise(rows.sum, plain.sum, weights.sum(-1))
+    assert_precise(rows.entropy, plain.entropy, torch.special.entr(weights).sum(-1))
 
 
 def test_softmax_has_rows_but_nothing_to_learn() -> None:
@@ -299,7 +322,7 @@ def test_projections_start_xavier_uniform_each_on_its_own_and_biases_at_zero() -
     for matrix in matrices:
         bound = math.sqrt(6 / sum(matrix.shape))
         assert 0.98 * bound < matrix.abs().max() <= bound
-        assert float(matrix.detach().std()) == pytest.approx(bound / math.sqrt(3), rel=0.05)
+        assert float(matrix.detach().std()) == pytest.approx(bound / math.sqrt(3), rel=five_errors(matrix.numel()))
     for parameters in (module.named_parameters(), cross.named_parameters()):
         assert not any(p.any() for name, p in parameters if name.endswith("bias"))
 
@@ -314,7 +337,7 @@ def test_the_backend_is_the_one_asked_for() -> None:
     modules = {name: Attention(16, 2, backend=name) for name in ("cpu", "reference", "warp")}
     for module in modules.values():
         module.load_state_dict(modules["cpu"].state_dict())
-    torch.testing.assert_close(modules["cpu"](x), modules["reference"](x), rtol=1e-5, atol=1e-6)
+    assert_precise(modules["cpu"](x), modules["reference"](x), doubled(modules["reference"])(x.double()))
     with pytest.raises(ValueError, match="backend='warp'"):
         modules["warp"](x)
 

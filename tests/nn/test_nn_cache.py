@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from precision import assert_precise, doubled
 from test_nn_attention import randomised
 
 from nomax.nn import Attention, KeyValueCache
@@ -22,7 +23,8 @@ def test_decoding_with_a_cache_is_the_causal_whole(name: str, chunks: list[int])
     with torch.no_grad():
         whole = module(x, is_causal=True)
         parts = [module(part, is_causal=True, cache=cache) for part in x.split(chunks, dim=1)]
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-5, atol=1e-5)
+        exact = doubled(module)(x.double(), is_causal=True)
+    assert_precise(torch.cat(parts, 1), whole, exact)
     assert cache.length == 9
 
 
@@ -41,8 +43,9 @@ def test_decoding_with_padding_on_the_left_is_decoding_without_it(name: str) -> 
         ]
         out = torch.cat([start, *steps], 1)
         for b, pad in enumerate(pads):
-            alone = module(x[b : b + 1, pad:], is_causal=True)
-            torch.testing.assert_close(out[b : b + 1, pad:], alone, rtol=1e-5, atol=1e-5)
+            alone = x[b : b + 1, pad:]
+            exact = doubled(module)(alone.double(), is_causal=True)
+            assert_precise(out[b : b + 1, pad:], module(alone, is_causal=True), exact)
 
 
 def test_cross_attention_with_a_cache_projects_the_context_once() -> None:
@@ -56,7 +59,8 @@ def test_cross_attention_with_a_cache_projects_the_context_once() -> None:
         calls.clear()
         parts = [module(x[:, i : i + 1], context if i == 0 else None, attn_mask=mask, cache=cache) for i in range(5)]
     assert len(calls) == 1
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-5, atol=1e-5)
+    exact = doubled(module)(x.double(), context.double(), attn_mask=mask)
+    assert_precise(torch.cat(parts, 1), whole, exact.detach())
 
 
 def test_a_reordered_cache_continues_the_chosen_sequences() -> None:
@@ -68,8 +72,9 @@ def test_a_reordered_cache_continues_the_chosen_sequences() -> None:
         module(x, is_causal=True, cache=cache)
         cache.reorder(indices)
         out = module(new, is_causal=True, cache=cache)
-        whole = module(torch.cat([x[indices], new], 1), is_causal=True)
-    torch.testing.assert_close(out, whole[:, -1:], rtol=1e-5, atol=1e-5)
+        longer = torch.cat([x[indices], new], 1)
+        whole, exact = module(longer, is_causal=True), doubled(module)(longer.double(), is_causal=True)
+    assert_precise(out, whole[:, -1:], exact[:, -1:])
     KeyValueCache().reorder(indices)
     with pytest.raises(ValueError, match="indices"):
         cache.reorder(torch.tensor([0.5]))

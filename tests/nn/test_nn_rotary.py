@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from precision import assert_precise, doubled
 from torch import Tensor
 
 import nomax
@@ -10,29 +11,32 @@ from nomax.nn import Attention, KeyValueCache
 
 
 def turned(x: Tensor, first: int = 0) -> Tensor:
-    """[B, H, L, D] turned as complex numbers, in float64: one half is the real part, the other the imaginary one."""
-    y = x.detach().double().numpy()
+    """[B, H, L, D] turned as complex numbers: one half is the real part, the other the imaginary one."""
+    y = x.detach().numpy()
     half = y.shape[-1] // 2
     numbers = y[..., :half] + 1j * y[..., half:]
     position = np.arange(first, first + y.shape[2])[:, None]
-    numbers = numbers * np.exp(1j * position * 10_000.0 ** (-np.arange(half) / half))
+    turns = np.exp(1j * position * 10_000.0 ** (-np.arange(half) / half))
+    numbers = numbers * turns.astype(numbers.dtype)
     return torch.from_numpy(np.concatenate([numbers.real, numbers.imag], -1))
 
 
 def expected(module: Attention, phi: str, x: Tensor, first: int = 0, **settings: object) -> Tensor:
     size = module.dim // module.heads
-    query, key, value = (
-        y.transpose(1, 2) for y in module.qkv(x).double().unflatten(-1, (3, module.heads, size)).unbind(2)
-    )
+    query, key, value = (y.transpose(1, 2) for y in module.qkv(x).unflatten(-1, (3, module.heads, size)).unbind(2))
     if module.query_norm is not None:
         query, key = (
-            (y - y.mean(-1, keepdim=True))
-            / (y.var(-1, correction=0, keepdim=True) + 1e-6).sqrt()
-            * norm.weight.double()
+            (y - y.mean(-1, keepdim=True)) / (y.var(-1, correction=0, keepdim=True) + 1e-6).sqrt() * norm.weight
             for y, norm in ((query, module.query_norm), (key, module.key_norm))
         )
     heads = nomax.attention(turned(query, first), turned(key, first), value, phi=phi, **settings)
-    return heads.transpose(1, 2).flatten(2) @ module.out.weight.double().T + module.out.bias.double()
+    return module.out(heads.transpose(1, 2).flatten(2))
+
+
+def check(out: Tensor, module: Attention, phi: str, x: Tensor, **settings: object) -> None:
+    """Compare an output with the formula of its module."""
+    exact = expected(doubled(module), phi, x.double(), **settings)
+    assert_precise(out, expected(module, phi, x, **settings), exact)
 
 
 @pytest.mark.parametrize("phi", ["relu/L", "softmax"])
@@ -42,16 +46,15 @@ def test_queries_and_keys_are_turned_after_their_norm(qk_norm: bool, phi: str) -
     if qk_norm:
         torch.nn.init.normal_(module.query_norm.weight)
         torch.nn.init.normal_(module.key_norm.weight)
-    torch.testing.assert_close(module(x).double(), expected(module, phi, x), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(
-        module(x, is_causal=True).double(), expected(module, phi, x, is_causal=True), rtol=1e-4, atol=1e-5
-    )
+    check(module(x), module, phi, x)
+    check(module(x, is_causal=True), module, phi, x, is_causal=True)
+    # Far beyond rounding: without positions the two would be equal.
     assert not torch.allclose(module(x.flip(1)).flip(1), module(x), atol=1e-3)
 
 
 def test_only_distances_matter() -> None:
     module, x = Attention(16, 2, phi="relu/L", rotary=True), torch.randn(2, 6, 16)
-    torch.testing.assert_close(module(x).double(), expected(module, "relu/L", x, first=100), rtol=1e-4, atol=1e-5)
+    check(module(x), module, "relu/L", x, first=100)
 
 
 @pytest.mark.parametrize("chunks", [[1] * 9, [4, 1, 3, 1], [2, 7]])
@@ -65,17 +68,20 @@ def test_positions_go_on_where_the_cache_ends(phi: str, chunks: list[int]) -> No
         indices = torch.tensor([2, 0])
         cache.reorder(indices)
         last = module(other, is_causal=True, cache=cache)
-        longer = module(torch.cat([x[indices], other], 1), is_causal=True)
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(last, longer[:, -1:], rtol=1e-5, atol=1e-5)
+        longer = torch.cat([x[indices], other], 1)
+        exact = doubled(module)
+        assert_precise(torch.cat(parts, 1), whole, exact(x.double(), is_causal=True))
+        whole, wanted = (each(longer.to(each.out.weight), is_causal=True)[:, -1:] for each in (module, exact))
+    assert_precise(last, whole, wanted)
 
 
 def test_padding_on_the_right_changes_nothing() -> None:
     module, x = Attention(16, 2, rotary=True), torch.randn(2, 8, 16)
     seen = torch.arange(8) < torch.tensor([5, 8])[:, None, None, None]
     out = module(x, attn_mask=seen)
-    torch.testing.assert_close(out[:1, :5], module(x[:1, :5]), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(out[1:], module(x[1:]), rtol=1e-5, atol=1e-5)
+    exact = doubled(module)
+    assert_precise(out[:1, :5], module(x[:1, :5]), exact(x[:1, :5].double()))
+    assert_precise(out[1:], module(x[1:]), exact(x[1:].double()))
 
 
 @pytest.mark.parametrize("how", ["autocast", "converted"])

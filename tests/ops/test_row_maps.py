@@ -9,6 +9,7 @@ import entmax
 import pytest
 import torch
 import torch.nn.functional as F
+from precision import assert_precise, assert_rounded, doubled
 from torch import Tensor
 
 import nomax
@@ -88,9 +89,10 @@ def test_masks_causality_and_biases_are_what_they_are_for_every_phi(kind: str, p
         arguments = {"attn_mask": seen}
     out, rows = nomax.attention(query, key, value, **arguments, scale=0.4, enable_gqa=True, phi=phi, return_rows=True)
     wanted, weights = expected(phi, query, key, value, seen, bias, scale=0.4)
-    torch.testing.assert_close(out.double(), wanted, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(rows.sum.double(), weights.sum(-1), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(rows.entropy.double(), torch.special.entr(weights).sum(-1), rtol=1e-4, atol=1e-4)
+    # The scores here are up to 20 times as large as the weights, which inherit their rounding.
+    assert_rounded(out, wanted, 32)
+    assert_rounded(rows.sum, weights.sum(-1), 8)
+    assert_rounded(rows.entropy, torch.special.entr(weights).sum(-1), 32)
     assert (weights == 0).float().mean() > 0.2  # it would not be worth a test otherwise
 
 
@@ -159,7 +161,9 @@ def test_dropout_drops_weights_and_scales_the_others_up(phi: str) -> None:
     dropped, rows = nomax.attention(query, key, unit, None, 0.25, phi=phi, return_rows=True)
     kept = dropped != 0
     torch.testing.assert_close(dropped[kept], weights[kept] / 0.75)
-    assert float(kept.sum() / (weights != 0).sum()) == pytest.approx(0.75, abs=0.05)
+    assert float(kept.sum() / (weights != 0).sum()) == pytest.approx(
+        0.75, abs=5 * math.sqrt(0.75 * 0.25 / float((weights != 0).sum()))
+    )
     torch.testing.assert_close(rows.sum, torch.ones(1, 1, 400))
     assert not nomax.attention(query, key, unit, None, 1.0, phi=phi).any()
 
@@ -175,7 +179,7 @@ def test_half_precision_and_autocast_return_what_they_should(phi: str) -> None:
     assert out.dtype == casted.dtype == torch.bfloat16
     assert rows.sum.dtype == torch.float32
     torch.testing.assert_close(out, casted)
-    torch.testing.assert_close(out.double(), expected(phi, *half)[0], rtol=1e-2, atol=1e-2)
+    assert_rounded(out, expected(phi, *half)[0], 1)
     assert (out.double() - wanted).abs().max() < 0.2
     assert nomax.attention(*(x.double() for x in (query, key, value)), phi=phi).dtype == torch.float64
 
@@ -187,7 +191,8 @@ def test_the_module_takes_them_with_a_cache_of_its_own(phi: str) -> None:
     with torch.no_grad():
         whole, rows = module(x, is_causal=True, return_rows=True)
         steps = [module(part, is_causal=True, cache=cache) for part in x.split([2, 3, 1], dim=1)]
-    torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=1e-4, atol=1e-5)
+        exact = doubled(module)(x.double(), is_causal=True)
+    assert_precise(torch.cat(steps, 1), whole, exact)
     torch.testing.assert_close(rows.sum, torch.ones(2, 2, 6))
     torch.testing.assert_close(module.weights(x).sum(-1), torch.ones(2, 2, 6))
     with pytest.raises(ValueError, match=f'phi="{phi}" normalises each row itself'):

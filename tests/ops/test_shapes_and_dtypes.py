@@ -133,8 +133,8 @@ def test_half_precision_in_half_precision_out(dtype, backend):
     expected, sums, _ = oracle.attention(query, key, value, None, bias)
     assert out.dtype == dtype
     assert rows.sum.dtype == rows.entropy.dtype == torch.float32
-    close(out, expected, rtol=2e-2, atol=2e-2)
-    close(rows.sum, sums, rtol=2e-2, atol=2e-2)
+    close(out, expected, roundings=1)
+    close(rows.sum, sums)
 
 
 LONG = {
@@ -195,7 +195,7 @@ def test_float64_stays_float64():
     out, rows = nomax.attention(query, key, value, phi="softplus/L", return_rows=True)
     expected, sums, entropies = oracle.attention(query, key, value, activation="softplus")
     for actual, wanted in ((out, expected), (rows.sum, sums), (rows.entropy, entropies)):
-        torch.testing.assert_close(actual, wanted, rtol=1e-13, atol=1e-13)
+        close(actual, wanted)
 
 
 @on_every_backend
@@ -214,4 +214,5 @@ def test_autocast_converts_as_for_sdpa(phi, backend):
         assert nomax.attention(*doubles, phi=phi).dtype == torch.float64
     if phi != "softmax":
         seen = bias > torch.finfo(torch.float16).min
-        close(out, oracle.attention(query, key, value, seen, bias)[0], rtol=3e-2, atol=3e-2)
+        converted = [x.bfloat16() for x in (query, key, value)]
+        close(out, oracle.attention(*converted, seen, bias.bfloat16())[0], roundings=1)

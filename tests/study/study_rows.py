@@ -36,6 +36,8 @@ def _numbers(run: Measurement) -> Numbers:
     if run.kind == "speed":
         factors = {"ReLUFormer": 1.0, "softmax": 1.1, "sparsemax": 6.4, "1.5-entmax": 9.0}
         return {name: tuple(0.01 * factor * (1 + 0.01 * n) for n in range(9)) for name, factor in factors.items()}
+    if run.kind == "attention-speed":
+        return {"relu/L": tuple(0.01 + n / 1e4 for n in range(9)), "softmax": tuple(0.02 + n / 1e4 for n in range(9))}
     return {
         phi: tuple(0.4 * run.tokens ** -Phi.parse(phi).alpha * (1 + seed / 100) for seed in run.seeds)
         for phi in run.phis

@@ -1,5 +1,6 @@
 """Figures of the studies: small files that say in words what they show, whatever part of the runs is there."""
 
+import dataclasses
 import json
 import re
 import xml.etree.ElementTree as ElementTree
@@ -12,10 +13,12 @@ from nomax._colours import PHI
 from nomax.study.engine.figure import Figure
 from nomax.study.engine.publish import NO_CLAIM, markdown
 from nomax.study.engine.result import Result
+from nomax.study.studies import speed
+from nomax.train.console import Stop
 
 NAMES = {
     "scaling": ["scaling"],
-    "alpha": ["alpha", "init"],
+    "alpha": ["alpha", "speed", "init"],
     "qk-norm": ["qk-norm"],
     "gate": ["gate", "gate-cost"],
     "rate": ["rate"],
@@ -140,3 +143,31 @@ def test_a_study_without_claims_says_so_instead_of_an_empty_table() -> None:
     said = markdown("Which rate?", [], "nomax study rate")
     assert NO_CLAIM in said
     assert "|" not in said
+
+
+def test_what_attention_did_is_drawn_for_softmax_and_relu_at_the_shortest_and_longest_length() -> None:
+    rows = results("alpha", lambda row: 0.85)
+    points = [
+        {"step": step, "layers": [{"row_sum": 2.0 * step + 1, "output": 3.0, "residual": 1.5, "scale": 0.9}] * 2}
+        for step in (0, 5, 9)
+    ]
+    recorded = {row.key: points for row in rows if row.activation in ("relu", "softmax", "identity")}
+    figure = next(f for f in study.load("alpha").figures(rows, SETUP, recorded) if f.name == "inside")
+    assert {row[1] for row in figure.table.rows} == {"softmax", *(f"relu, α = {alpha:g}" for alpha in SETUP.alphas)}
+    assert {row[0] for row in figure.table.rows} == {16, 49, 196}
+    assert [row[3:] for row in figure.table.rows[:3]] == [(1, 2, 0.9), (11, 2, 0.9), (19, 2, 0.9)]
+    assert len(figure.draw().axes) == 2 * 3  # the shortest and the longest length, three quantities
+    empty = study.load("alpha").figures(rows, SETUP, {})
+    assert "inside" not in {figure.name for figure in empty}
+
+
+def test_the_speed_of_attention_is_measured_in_both_precisions_and_told_in_times_of_relu() -> None:
+    run = dataclasses.replace(speed.measurements()[0], length=8, rounds=3)
+    numbers = run.measure(Stop())
+    assert set(numbers) == {"relu/L", "softmax"}
+    assert all(len(times) == 3 and min(times) > 0 for times in numbers.values())
+    assert {(row.dtype, row.length) for row in speed.measurements()} == {
+        (dtype, length) for dtype in ("float32", "bfloat16") for length in speed.LENGTHS
+    }
+    found = speed.ratios([run.result("done", numbers={"relu/L": [1.0, 2.0], "softmax": [3.0, 4.0]})])
+    assert found["float32", 8].mean == 2.5

@@ -13,7 +13,7 @@ from text_corpora import corpus
 from nomax.console import Console
 from nomax.data.text.corpus import write_jsonl
 from nomax.evaluate import load_text
-from nomax.report import command as report
+from nomax.report import page as report
 from nomax.study import measures
 from nomax.study.commands import run as run_command
 from nomax.study.engine.store import Store

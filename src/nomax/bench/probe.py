@@ -119,7 +119,7 @@ def make_features(images: int, test_images: int, width: int, classes: int) -> Fe
 def ours(features: Features, task: Task) -> npt.NDArray[np.float64]:
     """Return our accuracies, [shots, seeds, l2]; empty without prediction."""
     if task.predict:
-        return fewshot.accuracies(*features, task.shots, task.seeds, task.l2)
+        return fewshot.accuracies(*features, shots=task.shots, seeds=task.seeds, l2=task.l2)
     train, labels = torch.from_numpy(features[0]), features[1]
     for shots in task.shots:
         for seed in task.seeds:

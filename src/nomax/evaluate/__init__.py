@@ -5,7 +5,7 @@ The command `nomax X` is in X.py: evaluate, predict, probe, rows, maps, translat
 
 from nomax.evaluate import fewshot, translation
 from nomax.evaluate.accuracy import LabelMap, Score, classify, subset_accuracy
-from nomax.evaluate.attention_weights import HeadRows, row_statistics, text_row_statistics
+from nomax.evaluate.attention_weights import HeadRows, row_statistics
 from nomax.evaluate.maps import attention_maps
 from nomax.evaluate.predict import Guess, Prediction, predict
 from nomax.evaluate.runs import TrainedImageModel, TrainedTextModel, load, load_text
@@ -26,6 +26,5 @@ __all__ = [
     "predict",
     "row_statistics",
     "subset_accuracy",
-    "text_row_statistics",
     "translation",
 ]

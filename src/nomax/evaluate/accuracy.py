@@ -1,7 +1,4 @@
-"""Accuracy on a test set, over all of the head's classes and over a subset of them, a batch at a time.
-
-A subset asks a head with many classes about a few of them: ImageNet-1k from ImageNet-21k.
-"""
+"""Top-1 accuracy over all classes of the head, and over a subset of them, such as ImageNet-1k in ImageNet-21k."""
 
 import json
 from collections.abc import Callable, Collection, Sequence
@@ -28,20 +25,20 @@ Columns = Tensor | npt.NDArray[np.int64] | Sequence[int]
 
 @dataclass(frozen=True)
 class Score:
-    """The number of images that were recognised."""
+    """The number of images, and of those classified correctly."""
 
     right: int
     images: int
 
     @property
     def accuracy(self) -> float:
-        """The share of images that were recognised; NaN if there was none."""
+        """The share of images classified correctly; NaN if there are none."""
         return self.right / self.images if self.images else float("nan")
 
 
 @dataclass(frozen=True)
 class LabelMap:
-    """The column of a large head that stands for each class of a smaller set; −1 where none does."""
+    """The column of a large head for each class of a smaller set; −1 if there is none."""
 
     name: str
     columns: npt.NDArray[np.int64]
@@ -57,7 +54,7 @@ class LabelMap:
 
     @property
     def absent(self) -> list[int]:
-        """The classes that the head has no column for: their images count as wrong."""
+        """The classes without a column in the head: their images count as wrong."""
         return [int(place) for place in np.flatnonzero(self.columns < 0)]
 
 
@@ -72,14 +69,14 @@ def classify(
     workers: int = 0,
     report: Callable[[int], None] = lambda done: None,
 ) -> tuple[Score, Score | None]:
-    """Return the score over the whole head and, if there is one, over the subset.
+    """Return the score over the whole head and, if a subset is given, over the subset.
 
-    Classes of the data set are found in the head by their names, where the model says them; names that differ are an
-    error. With match="order" the numbers of the classes count instead.
+    Classes of the data set are matched with those of the head by name, if the model knows their names; names that
+    differ are an error. match="order" matches them by number instead.
 
-    The data set may have the head's classes: then the subset's score counts the images of its classes only. Or it has
-    the subset's classes, as ImageNet-1k for a model of ImageNet-21k: then the head's score counts an image as right if
-    its class wins against all others of the head. Logits exist for one batch at a time.
+    If the data set has the head's classes, the subset's score counts only images of the subset's classes. If it has the
+    subset's classes, as ImageNet-1k for a model of ImageNet-21k, the head's score counts an image as right if its class
+    wins against all others of the head. Logits exist for one batch at a time.
     """
     matching = match_classes(model, source, subset, match)
     where = next(model.parameters())
@@ -120,7 +117,7 @@ def subset_predictions(logits: Tensor, columns: Columns) -> Tensor:
 
 
 class Matching(NamedTuple):
-    """For each class of a data set its column in a head and its place in a subset, −1 where it has none."""
+    """The column in a head and the place in a subset of each class of a data set, −1 if it has none."""
 
     to_head: Tensor
     to_subset: Tensor
@@ -129,7 +126,7 @@ class Matching(NamedTuple):
 
 
 def match_classes(model: ViT, source: Source, subset: LabelMap | None = None, match: Match = "name") -> Matching:
-    """Find the classes of a data set in a model's head and in a subset; a ValueError says which do not match."""
+    """Match the classes of a data set with a model's head and a subset; a ValueError names those that do not match."""
     head, classes = model.config.num_classes, len(source.classes)
     if head == 0:
         raise ValueError(
@@ -158,7 +155,7 @@ def match_classes(model: ViT, source: Source, subset: LabelMap | None = None, ma
 
 
 def _columns(model: ViT, source: Source, match: Match) -> tuple[Tensor, str]:
-    """Return the column in the head of each class of a data set, and how they were matched."""
+    """Return the column in the head of each class of a data set, and a note on how they were matched."""
     head, known, here = model.config.num_classes, model.config.classes, tuple(source.classes)
     order = torch.arange(len(here))
     if len(here) != head:
@@ -187,7 +184,7 @@ def _columns(model: ViT, source: Source, match: Match) -> tuple[Tensor, str]:
 
 
 def _places(source: Source, subset: LabelMap, match: Match) -> tuple[Tensor, str]:
-    """Return the place in the subset of each class of a data set, and how they were matched."""
+    """Return the place in the subset of each class of a data set, and a note on how they were matched."""
     place, here = {name: number for number, name in enumerate(subset.names)}, tuple(source.classes)
     if set(here) == set(place):
         return torch.tensor([place[name] for name in here]), ""
@@ -209,7 +206,7 @@ def _without(names: Sequence[str], others: Collection[str]) -> list[str]:
 
 
 def load_subset(name: str, classes: Sequence[str]) -> LabelMap:
-    """Load a subset by its name, imagenet1k or icons, or from a file about the classes of a data set."""
+    """Load a subset of the classes by its name, imagenet1k or icons, or from a file."""
     if name in SUBSETS:
         return SUBSETS[name]()
     if not Path(name).is_file():
@@ -238,7 +235,7 @@ def imagenet_1k_in_21k() -> LabelMap:
 
 
 def frequent_icons() -> LabelMap:
-    """Map the icons' classes with at least 30 drawings to columns of all of them."""
+    """Map the classes of icons with at least 30 drawings to columns of all classes."""
     meta = data.meta("icons")
     columns = np.array(meta["subset"], np.int64)
     return LabelMap("icons", columns, len(meta["classes"]), tuple(meta["classes"][column] for column in columns))
@@ -248,7 +245,7 @@ SUBSETS = {"imagenet1k": imagenet_1k_in_21k, "icons": frequent_icons}
 
 
 def read_subset(path: Path, classes: Sequence[str]) -> LabelMap:
-    """Read a file: a JSON list, or one per line, of columns or of names of `classes`; # begins a comment."""
+    """Read columns or names of `classes` from a file: a JSON list, or one per line; # begins a comment."""
     text = path.read_text(encoding="utf-8")
     entries = json.loads(text) if text.lstrip().startswith("[") else [line.strip() for line in text.splitlines()]
     place = {name: column for column, name in enumerate(classes)}

@@ -1,10 +1,10 @@
-"""Attention weights of a model while an image or a text passes through it, and how they are spread over the keys."""
+"""The attention weights of a model on an image or a text, and statistics of how they spread over the keys."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,44 +19,37 @@ PARTS = ("", "encoder", "decoder", "source")
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """The weights of one attention at one image or text."""
+    """The weights of one attention for one image or text."""
 
     part: str
-    """Of images ""; of text encoder; decoder, to the text before; or source, the decoder's attention to the source."""
+    """For images ""; for text "encoder", "decoder" (to the text so far) or "source" (the decoder's to the source)."""
     layer: int
     weights: Tensor
     """[heads, queries, keys]"""
     visible: Tensor
-    """[queries, keys]: the keys that a query may see."""
+    """[queries, keys]: True for the keys that a query may see."""
 
 
 @torch.inference_mode()
-def image_weights(model: ViT, image: Tensor) -> Iterator[AttentionWeights]:
-    """Show one image, [C, height, width] in [−1, 1], and yield the weights of each layer; one exists at a time."""
-    modules = {("", layer): block.get_submodule("attention") for layer, block in enumerate(model.blocks)}
-    yield from _weights(modules, lambda: model.features(image.unsqueeze(0).to(next(model.parameters()))))
+def attention_weights(model: ViT | ReLUFormer, example: Tensor | Example) -> Iterator[AttentionWeights]:
+    """Pass one image or text through a model, and yield the weights of each attention, one at a time.
 
-
-@torch.inference_mode()
-def text_weights(model: ReLUFormer, example: Example) -> Iterator[AttentionWeights]:
-    """Show one text, with its source to a model that translates, and yield the weights of each attention.
-
-    They come in the order of computation, and those of one attention exist at a time.
+    An image is [C, height, width] in [−1, 1]; a text that a model is to translate comes with its source.
     """
-    modules = {("encoder", layer): block.get_submodule("attention") for layer, block in enumerate(model.encoder)}
-    for layer, block in enumerate(model.decoder):
-        modules["decoder", layer] = block.get_submodule("attention")
+    modules: dict[tuple[str, int], nn.Module] = {}
+    if isinstance(model, ViT):
+        modules |= {("", layer): block.get_submodule("attention") for layer, block in enumerate(model.blocks)}
+        inputs: list[Tensor] = [cast(Tensor, example).unsqueeze(0).to(next(model.parameters()))]
+    else:
+        text, device = cast(Example, example), model.embedding.weight.device
+        inputs = [pad([[model.config.begin, *text.target]], device)]
         if model.encoder:
-            modules["source", layer] = block.get_submodule("source_attention")
-    device = model.embedding.weight.device
-    texts = [pad([[model.config.begin, *example.target]], device)]
-    if model.encoder:
-        texts.insert(0, pad([[*example.source, model.config.end]], device))
-    yield from _weights(modules, lambda: model(*texts))
-
-
-def _weights(modules: Mapping[tuple[str, int], nn.Module], forward: Callable[[], object]) -> Iterator[AttentionWeights]:
-    """Run a forward pass, and compute the weights from what each attention was given."""
+            inputs.insert(0, pad([[*text.source, model.config.end]], device))
+        modules |= {("encoder", layer): block.get_submodule("attention") for layer, block in enumerate(model.encoder)}
+        for layer, block in enumerate(model.decoder):
+            modules["decoder", layer] = block.get_submodule("attention")
+            if model.encoder:
+                modules["source", layer] = block.get_submodule("source_attention")
     calls: list[tuple[str, int, Any, Any, dict[str, Any]]] = []
 
     def hook(part: str, layer: int) -> Callable[[Any, Any, dict[str, Any]], None]:
@@ -65,7 +58,8 @@ def _weights(modules: Mapping[tuple[str, int], nn.Module], forward: Callable[[],
     with ExitStack() as stack:
         for place, attention in modules.items():
             stack.callback(attention.register_forward_pre_hook(hook(*place), with_kwargs=True).remove)
-        forward()
+        model(*inputs)
+    # The weights are computed again, from the inputs of each attention.
     for part, layer, attention, arguments, settings in calls:
         masking = {name: settings[name] for name in ("attn_mask", "is_causal") if name in settings}
         weights = attention.weights(*arguments, **masking)[0]
@@ -80,62 +74,43 @@ class HeadRows:
     layer: int
     head: int
     length: float
-    """L, the number of keys that a query sees; of text the mean over queries."""
+    """L, the number of keys that a query sees; for text, its mean over queries."""
     mean_weight: float
-    """E[a]; 1/L in softmax."""
+    """E[a]; 1/L for softmax."""
     row_sum: float
-    """The mean of Σ_j a_ij. With one L for all i it is L·E[a]: how large weights are against softmax's 1/L."""
+    """The mean of Σ_j a_ij. If all i have the same L, it is L·E[a]: the mean weight relative to softmax's 1/L."""
     row_sum_sd: float
     """The standard deviation of Σ_j a_ij."""
     zeros: float
-    """The share of weights that are exactly zero, of keys that the query sees."""
+    """The share of weights that are exactly zero, among the keys that the query sees."""
     empty: float
-    """The share of queries whose weights are all zero; entropy and effective_keys leave them out."""
+    """The share of queries whose weights are all zero; entropy and effective_keys exclude them."""
     entropy: float
-    """The mean entropy, in nats, of a_ij / Σ_j a_ij: at most log L; NaN where weights may be negative."""
+    """The mean entropy, in nats, of a_ij / Σ_j a_ij: at most log L; NaN if weights may be negative."""
     effective_keys: float
-    """The mean of (Σ_j |a_ij|)² / Σ_j a_ij²: L if all weights are equal, 1 if one alone is not zero."""
+    """The mean of (Σ_j |a_ij|)² / Σ_j a_ij²: L if all weights are equal, 1 if only one is nonzero."""
     part: str = ""
-    """The attention of a model of text: encoder; decoder, to the text before; source, the decoder's to the source."""
+    """The attention of a text model: encoder; decoder, to the text so far; source, the decoder's to the source."""
 
 
 def row_statistics(
-    model: ViT, images: Iterable[Tensor], report: Callable[[int], None] = lambda done: None
+    model: ViT | ReLUFormer,
+    examples: Iterable[Tensor] | Iterable[Example],
+    report: Callable[[int], None] = lambda done: None,
 ) -> list[HeadRows]:
-    """Measure every head of a model on images, each [C, height, width] in [−1, 1].
+    """Measure every head of a model on images, each [C, height, width] in [−1, 1], or on texts of `nomax.data.text`.
 
-    One image and one layer at a time, so the memory needed is that of one layer's weights of one image.
-    report: called with 1 after every image.
+    A translation is shown with its reference, which the decoder reads as in training. Only one attention's weights of
+    one image or text are in memory at a time. report: called with 1 after each image or text.
     """
-    rows = _statistics(model.config.phi, (image_weights(model, image) for image in images), report)
-    if not rows:
-        raise ValueError("row statistics need a model with layers, and at least one image.")
-    return rows
-
-
-def text_row_statistics(
-    model: ReLUFormer, examples: Iterable[Example], report: Callable[[int], None] = lambda done: None
-) -> list[HeadRows]:
-    """Measure every head of every attention of a model of text on examples, as `nomax.data.text` makes them.
-
-    A translation is shown with its reference, which the decoder reads as in training. One example and one attention at
-    a time. report: called with 1 after every example.
-    """
-    rows = _statistics(model.config.phi, (text_weights(model, example) for example in examples), report)
-    if not rows:
-        raise ValueError("row statistics need a model with layers, and at least one text.")
-    return rows
-
-
-def _statistics(
-    phi: str, passes: Iterable[Iterable[AttentionWeights]], report: Callable[[int], None]
-) -> list[HeadRows]:
     sums: dict[tuple[str, int], _Sums] = {}
-    for one in passes:
-        for attention in one:
+    for example in examples:
+        for attention in attention_weights(model, example):
             sums.setdefault((attention.part, attention.layer), _Sums()).add(attention.weights, attention.visible)
         report(1)
-    activation = Phi.parse(phi).activation
+    if not sums:
+        raise ValueError("row statistics need a model with layers, and at least one image or text.")
+    activation = Phi.parse(model.config.phi).activation
     signed = activation not in ROW_MAPS and not ACTIVATIONS[activation].nonnegative
     order = sorted(sums, key=lambda place: (PARTS.index(place[0]), place[1]))
     return [row for part, layer in order for row in sums[part, layer].result(part, layer, signed)]
@@ -145,12 +120,12 @@ class _Sums:
     """Running sums over queries and images, one entry per head."""
 
     def __init__(self) -> None:
-        self.rows, self.seen = 0, 0  # queries, and keys that they saw together
+        self.rows, self.seen = 0, 0  # queries, and the sum of the keys that they see
         self.sums: dict[str, Tensor] = {}
         self.spread: float | Tensor = 0.0  # Σ (row sum − mean row sum)²
 
     def add(self, weights: Tensor, visible: Tensor) -> None:
-        """Take in the weights [heads, queries, keys] of one image or text; visible: [queries, keys]."""
+        """Add the weights [heads, queries, keys] of one image or text; visible: [queries, keys]."""
         a = weights.double()
         zero = (a == 0) & visible
         row_sum, size = a.sum(2), a.abs().sum(2)
@@ -161,10 +136,10 @@ class _Sums:
             "zeros": zero.sum((1, 2)),
             "some": some.sum(1),
             "effective_keys": (size.square() / torch.where(some, a.square().sum(2), 1)).sum(1),
-            # A negative weight has no logarithm: that head has no entropy.
+            # A negative weight has no logarithm, so its head has no entropy.
             "entropy": torch.special.entr(share).sum((1, 2)).where((a >= 0).all(2).all(1), math.nan),
         }
-        # Squares count from the mean so far: nothing cancels where all rows have one sum, as in softmax.
+        # Squares of differences from the mean: nothing cancels where all rows have the same sum, as in softmax.
         before, now, mean = self.rows, a.shape[1], row_sum.mean(1)
         self.spread = self.spread + (row_sum - mean.unsqueeze(1)).square().sum(1)
         if before:

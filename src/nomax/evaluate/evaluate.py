@@ -1,14 +1,14 @@
-"""`nomax evaluate`: how good trained models are: accuracy on images, BLEU or perplexity on text."""
+"""`nomax evaluate`: measure accuracy on images, BLEU or perplexity on text."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from nomax.console import Console, Progress, Table
 from nomax.data.text import Corpus, Document
 from nomax.evaluate import terminal, translation
-from nomax.evaluate.accuracy import LabelMap, Match, Score, classify, load_subset, match_classes
+from nomax.evaluate.accuracy import Match, classify, load_subset, match_classes
 from nomax.evaluate.runs import TrainedImageModel, TrainedTextModel, load_all, load_any
 from nomax.train.console import perplexity
 
@@ -19,42 +19,39 @@ Result = dict[str, Any]
 class Options:
     """Measure the accuracy of trained models on test images, BLEU and chrF of translations, perplexity of text.
 
-    With --subset the top class among some columns of the head counts, without fine-tuning. That is how Wortsman et al.
-    report ImageNet-1k accuracy of models of ImageNet-21k: nomax evaluate RUN --data IMAGENET --subset imagenet1k. Where
-    the data set has all of the head's classes, only images of the subset's classes count for it: --subset icons.
+    With --subset, the prediction is the top class among some columns of the head, without fine-tuning. This is how
+    Wortsman et al. report the ImageNet-1k accuracy of ImageNet-21k models: nomax evaluate RUN --data IMAGENET --subset
+    imagenet1k. If the data set has all of the head's classes, as with --subset icons, only images of the subset's
+    classes count.
 
-    BLEU and chrF are sacrebleu's, printed with their signatures, over single segments; for runs of documents also over
+    BLEU and chrF are sacrebleu's, printed with their signatures, over single segments; for runs of documents, also over
     whole documents.
     """
 
     runs: terminal.Runs
-    """Run folders that `nomax train` wrote, saved models, or models of the hub."""
     data: str | None = None
     """A name (`nomax data list`), a folder, shards, torchvision:… or hf:…, or text files; if not given, each run's own
     data set."""
     split: str = "test"
-    """Part of the data set. Text files have no parts: if --data names some, all of them."""
+    """Split of the data set. Text files have no splits: if --data names files, all of them are used."""
     held_out: float | None = None
-    """With --data of images: the share that is held out as test split, as in `nomax train vit`. A run knows its own."""
+    """For --data with images: the share held out as test split, as in `nomax train vit`. A run knows its own."""
     match_classes: Match = "name"
-    """Find classes of --data among the model's by name, which is an error where names differ, or in their order,
-    whatever they are called."""
+    """Match the classes of --data with the model's by name, where different names are an error, or by order, whatever
+    their names."""
     on_error: Literal["raise", "skip"] | None = None
-    """Stop at a broken image, or leave it out; if not given, as the run was trained for its own data, else raise."""
+    """Stop at a broken image, or skip it; if not given, as in training for the run's own data, else raise."""
     subset: str | None = None
     """imagenet1k (of 21,843 classes), icons (with at least 30 drawings), or a file: one column or class per line."""
     beams: int = 4
-    """Of a translation: how many hypotheses are extended; 1 is greedy."""
+    """For translation: the number of beams; 1 is greedy."""
     length_penalty: float = 0.6
-    """Of a translation: 0 compares probabilities, more favours longer ones."""
+    """For translation: 0 compares probabilities; larger values favour longer translations."""
     batch_size: int = 64
-    """Images that pass through the model at a time; of text, 64 times as many tokens."""
-    workers: int = 0
-    """Processes that prepare images."""
-    device: str | None = None
-    """cpu, cuda, …; if not given, a GPU if there is one."""
-    output: Path | None = None
-    """Write the results into this JSON file, too."""
+    """Images that pass through the model at a time; for text, 64 times as many tokens."""
+    workers: terminal.Workers = 0
+    device: terminal.Device = None
+    output: terminal.Output = None
     smoke: bool = False
     """Try it on two images of each of the first three classes, or on four segments: shows only that it works."""
 
@@ -66,8 +63,8 @@ def run(options: Options) -> int:
         terminal.check_output(options.output)
         loaded = load_all(options.runs, options.device, load_any)
         with terminal.progress(console) as progress:
-            images = [_evaluate_images(options, one, progress) for one in loaded if isinstance(one, TrainedImageModel)]
-            texts = [_evaluate_text(options, one, progress) for one in loaded if isinstance(one, TrainedTextModel)]
+            images = [_evaluate_images(options, run, progress) for run in loaded if isinstance(run, TrainedImageModel)]
+            texts = [_evaluate_text(options, run, progress) for run in loaded if isinstance(run, TrainedTextModel)]
     except terminal.EXPECTED as error:
         return terminal.print_error("evaluate", error)
     if images:
@@ -76,7 +73,7 @@ def run(options: Options) -> int:
             console.print(note)
     if translations := [entry for entry in texts if "segments" in entry]:
         console.print(_translations(options, translations))
-        for note in [*dict.fromkeys(_signatures(translations)), *_uneven(translations)]:
+        for note in _notes(translations):
             console.print(note)
     if languages := [entry for entry in texts if "segments" not in entry]:
         console.print(_perplexities(options, languages))
@@ -85,7 +82,6 @@ def run(options: Options) -> int:
 
 
 def _evaluate_images(options: Options, trained: TrainedImageModel, progress: Progress) -> Result:
-    place = options.data or trained.data
     source = trained.images(options.split, options.data, options.on_error, options.held_out)
     classes = trained.model.config.classes or source.classes
     subset = None if options.subset is None else load_subset(options.subset, classes)
@@ -101,22 +97,17 @@ def _evaluate_images(options: Options, trained: TrainedImageModel, progress: Pro
         workers=options.workers,
         report=terminal.add_bar(progress, trained.title, len(source)),
     )
-    plain = {name: _plain(score) for name, score in zip(("accuracy", "subset_accuracy"), scores, strict=True)}
-    about = {"run": trained.title, "phi": trained.model.config.phi, "data": place, "split": options.split}
-    notes = [text for text in (note and f"{trained.title}: {note}", _absent(subset)) if text]
-    return about | {"subset": options.subset, "note": "\n".join(notes)} | plain
-
-
-def _plain(score: Score | None) -> Result | None:
-    return None if score is None else {"accuracy": score.accuracy, "right": score.right, "images": score.images}
-
-
-def _absent(subset: LabelMap | None) -> str:
-    if subset is None or not subset.absent:
-        return ""
-    names = ", ".join(subset.names[place] for place in subset.absent[:5])
-    number = len(subset.absent)
-    return f"The head has no column for {number} of the subset's classes ({names}): their images count as wrong."
+    notes = [f"{trained.title}: {note}"] if note else []
+    if subset is not None and (absent := subset.absent):
+        names = ", ".join(subset.names[place] for place in absent[:5])
+        notes.append(
+            f"The head has no column for {len(absent)} of the subset's classes ({names}): their images count as wrong."
+        )
+    about: Result = {"run": trained.title, "phi": trained.model.config.phi, "data": options.data or trained.data}
+    about |= {"split": options.split, "subset": options.subset, "note": "\n".join(notes)}
+    for name, score in zip(("accuracy", "subset_accuracy"), scores, strict=True):
+        about[name] = None if score is None else {"accuracy": score.accuracy, **asdict(score)}
+    return about
 
 
 def _evaluate_text(options: Options, trained: TrainedTextModel, progress: Progress) -> Result:
@@ -127,16 +118,15 @@ def _evaluate_text(options: Options, trained: TrainedTextModel, progress: Progre
         corpus = Corpus((Document(first.name, first.pairs[:4]),), corpus.languages, corpus.title)
     about: Result = {"run": trained.title, "phi": trained.model.config.phi, "data": options.data or trained.config.data}
     about |= {"split": split, "languages": list(corpus.languages)}
-    parts = (trained.model, trained.tokenizer, trained.config, corpus)
     start = partial(terminal.add_bar, progress, f"{trained.title}, likelihood")
-    likelihood = translation.likelihood(*parts, search.tokens, start)
+    likelihood = translation.likelihood(trained, corpus, search.tokens, start)
     nll = likelihood.per_token
     about |= {"perplexity": perplexity(nll), "nll": nll, "tokens": likelihood.tokens}
     if not trained.translates:
         return about | {"bits_per_character": likelihood.bits_per_character}
     try:
         start = partial(terminal.add_bar, progress, f"{trained.title}, translations")
-        translations = translation.translate_corpus(*parts, search, start)
+        translations = translation.translate_corpus(trained, corpus, search, start)
     except FloatingPointError as error:
         raise FloatingPointError(f"{trained.title}: {error}") from error
     segments, documents = translation.references(corpus)
@@ -148,24 +138,19 @@ def _evaluate_text(options: Options, trained: TrainedTextModel, progress: Progre
 
 
 def _accuracies(options: Options, results: list[Result]) -> Table:
-    table = _table("Accuracy", options)
     columns = {"all classes": "accuracy"} | ({f"among {options.subset}": "subset_accuracy"} if options.subset else {})
-    for name in columns:
-        table.add_column(name, justify="right")
-        table.add_column("images", justify="right")
+    table = _table("Accuracy", options, [heading for name in columns for heading in (name, "images")])
     for entry in results:
         scores = [entry[name] for name in columns.values()]
-        cells = [cell for one in scores for cell in (f"{100 * one['accuracy']:.2f}%", f"{one['images']:,}")]
-        table.add_row(entry["run"], f"{entry['data']} ({entry['split']})", *cells)
+        cells = [cell for score in scores for cell in (f"{score['accuracy']:.2%}", f"{score['images']:,}")]
+        table.add_row(*_about(entry), *cells)
     return table
 
 
 def _translations(options: Options, results: list[Result]) -> Table:
     whole = any("documents" in entry for entry in results)
-    table = _table("Translation", options)
     names = ["BLEU", "chrF", *(["doc. BLEU", "doc. chrF"] if whole else []), "perplexity", "segments"]
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _table("Translation", options, names)
     for entry in results:
         levels = [entry["segments"], *([entry.get("documents")] if whole else [])]
         cells = [f"{level[name]:.2f}" if level else "–" for level in levels for name in ("bleu", "chrf")]
@@ -174,36 +159,30 @@ def _translations(options: Options, results: list[Result]) -> Table:
 
 
 def _perplexities(options: Options, results: list[Result]) -> Table:
-    table = _table("Language model", options)
-    for name in ("perplexity", "bits/character", "tokens"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _table("Language model", options, ("perplexity", "bits/character", "tokens"))
     for entry in results:
         numbers = (f"{entry['perplexity']:.4g}", f"{entry['bits_per_character']:.4f}", f"{entry['tokens']:,}")
         table.add_row(*_about(entry), *numbers)
     return table
 
 
-def _table(title: str, options: Options) -> Table:
-    table = terminal.results_table(title, terminal.SMOKE if options.smoke else None)
-    for name in ("run", "data set"):
-        table.add_column(name)
-    return table
+def _table(title: str, options: Options, numbers: Sequence[str]) -> Table:
+    return terminal.results_table(title, terminal.SMOKE if options.smoke else None, ("run", "data set"), numbers)
 
 
 def _about(entry: Result) -> tuple[str, str]:
-    direction = " to ".join(dict.fromkeys(entry["languages"]))
-    return entry["run"], f"{entry['data']} ({entry['split']}, {direction})"
+    languages = [" to ".join(dict.fromkeys(entry["languages"]))] if "languages" in entry else []
+    return entry["run"], f"{entry['data']} ({', '.join([entry['split'], *languages])})"
 
 
-def _signatures(results: list[Result]) -> list[str]:
-    searches = [entry["search"] for entry in results]
-    return [
-        *(f"BLEU {entry['segments']['bleu_signature']}" for entry in results),
-        *(f"chrF {entry['segments']['chrf_signature']}" for entry in results),
-        *(f"beam search: {one['beams']} beams, length penalty {one['length_penalty']}" for one in searches),
-    ]
-
-
-def _uneven(results: list[Result]) -> list[str]:
-    uneven = [entry for entry in results if entry.get("uneven")]
-    return [f"{one['run']}: {translation.uneven_note(one['uneven'], one['stretches'])}" for one in uneven]
+def _notes(translations: list[Result]) -> list[str]:
+    """Return how BLEU, chrF and the translations were computed, each said once, and what came back uneven."""
+    notes = [f"BLEU {entry['segments']['bleu_signature']}" for entry in translations]
+    notes += [f"chrF {entry['segments']['chrf_signature']}" for entry in translations]
+    for entry in translations:
+        search = entry["search"]
+        notes.append(f"beam search: {search['beams']} beams, length penalty {search['length_penalty']}")
+    for entry in translations:
+        if entry.get("uneven"):
+            notes.append(f"{entry['run']}: {translation.uneven_note(entry['uneven'], entry['stretches'])}")
+    return list(dict.fromkeys(notes))

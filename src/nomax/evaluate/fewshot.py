@@ -1,13 +1,13 @@
-"""The few-shot probe of big_vision: how much a ridge regression on frozen features learns from a few images a class.
+"""The few-shot probe of big_vision: a ridge regression on frozen features, fitted to a few images per class.
 
 X    features of the chosen images, whitened: (x − mean) / (standard deviation + 1e-5), both over the chosen images; and
      a constant feature of 100, so large that the bias is hardly regularised
 Y    +1 in the column of the image's class, −1 elsewhere
 W    (XᵀX + l2·I)⁻¹ XᵀY; the prediction is the largest column of x·W
 
-Three facts save time and change no result. Whitened columns sum to zero, so the constant feature is orthogonal to the
-others and its weights are known in advance. Scaling moves into W, so neither XᵀX nor the test images are ever whitened.
-And all probes of a table look at the same test images, so that one product serves many of them.
+Three facts save time without changing a result. Whitened columns sum to zero, so the constant feature is orthogonal to
+the others and its weights are known in advance. Scaling moves into W, so neither XᵀX nor the test images are ever
+whitened. And all probes of a table predict the same test images, so one product serves many of them.
 """
 
 import math
@@ -25,6 +25,7 @@ from torch import Tensor
 from nomax.data import Source
 from nomax.data.images.batches import evaluation_batches
 from nomax.data.images.transforms import Evaluation
+from nomax.data.source import Part, part
 from nomax.models import ViT
 
 SHOTS = (1, 5, 10, 25)
@@ -50,34 +51,56 @@ def features(
     workers: int = 0,
     report: Callable[[int], None] = lambda done: None,
 ) -> tuple[Tensor, Tensor]:
-    """Return what the model's head sees of every image, float32 [images, width], and the labels.
+    """Return the input of the model's head for every image, float32 [images, width], and the labels.
 
-    workers: processes that prepare images; report: called with the number of images of each batch that is done.
+    workers: processes that prepare images; report: called after each batch with its number of images.
     """
     if len(source) == 0:
         raise ValueError("the data set has no images.")
     where = next(model.parameters())
-    # One tensor from the beginning: to join parts at the end would take twice the memory.
-    seen, labels, done = torch.empty(0), torch.empty(len(source), dtype=torch.int64), 0
+    # One tensor from the start: joining parts at the end would take twice the memory.
+    x, labels, done = torch.empty(0), torch.empty(len(source), dtype=torch.int64), 0
     with (
         torch.inference_mode(),
         evaluation_batches(source, probe_transform(model), batch_size, workers=workers) as batches,
     ):
         for images, of_batch in batches:
-            part = model.features(images.to(where)).float().cpu()
+            batch = model.features(images.to(where)).float().cpu()
             if not done:
-                seen = torch.empty(len(source), part.shape[1])
-            place = slice(done, done + len(part))
-            seen[place], labels[place] = part, of_batch
-            done += len(part)
-            report(len(part))
-    return seen[:done], labels[:done]  # broken images are left out if the source was told so
+                x = torch.empty(len(source), batch.shape[1])
+            place = slice(done, done + len(batch))
+            x[place], labels[place] = batch, of_batch
+            done += len(batch)
+            report(len(batch))
+    return x[:done], labels[:done]  # without broken images, if the source skips them
+
+
+def shot_features(
+    model: ViT, train: Source, shots: Sequence[int], seeds: Sequence[int], **settings: Any
+) -> tuple[Tensor, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the arguments train_x, train_y and places of `accuracies`, reading only the images that some probe needs.
+
+    If the source skips broken images, the shots are chosen as if it did not have them. settings: as for `features`.
+    """
+    readable = np.arange(len(train))
+    while True:
+        places = needed(train.labels[readable], shots, seeds)
+        if getattr(train, "on_error", "raise") == "raise":
+            return features(model, part(train, places), **settings)[0], train.labels, places
+        chosen = Part(train, readable[places])
+        chosen.labels = chosen.indices  # tell which images were read
+        train_x, read = features(model, chosen, **settings)
+        if len(read) == len(places):
+            return train_x, train.labels[readable], places
+        readable = np.setdiff1d(readable, np.setdiff1d(chosen.indices, read.numpy()))
+        if not len(readable):
+            raise ValueError("none of the training images can be read.")
 
 
 def probe_transform(model: ViT) -> Evaluation:
-    """Return the probe's preparation of images: squeezed into a square 256/224 as wide as the model's, then its centre.
+    """Return the probe's transform: resize to a square 256/224 as wide as the model's input, then crop its centre.
 
-    Without antialiasing, as big_vision has it. A model of small images gets them whole.
+    There is no antialiasing, as in big_vision. A model of small images gets them whole.
     """
     height, width = model.config.image
     if height != width:
@@ -97,12 +120,12 @@ def accuracy(
     *,
     l2: float = RIDGE,
 ) -> float:
-    """Return the share of test images that a probe gets right after seeing `shots` training images of each class.
+    """Return the accuracy on the test images of a probe fitted to `shots` training images per class.
 
     train_x, test_x: features, [images, width]; train_y, test_y: integer labels. numpy arrays or torch tensors.
     seed: chooses the training images, exactly as big_vision does; a class with fewer than `shots` images gives all.
     """
-    return float(accuracies(train_x, train_y, test_x, test_y, (shots,), (seed,), (l2,))[0, 0, 0])
+    return float(accuracies(train_x, train_y, test_x, test_y, shots=(shots,), seeds=(seed,), l2=(l2,))[0, 0, 0])
 
 
 def accuracies(
@@ -110,15 +133,15 @@ def accuracies(
     train_y: Array,
     test_x: Array,
     test_y: Array,
+    *,
     shots: Sequence[int] = SHOTS,
     seeds: Sequence[int] = SEEDS,
     l2: Sequence[float] = (RIDGE,),
-    *,
     places: npt.NDArray[np.int64] | None = None,
 ) -> npt.NDArray[np.float64]:
     """Return the accuracy for all shots, seeds and regularisers: [shots, seeds, l2]. Arguments as in `accuracy`.
 
-    places: if train_x holds only some of train_y's images, which ones, ascending; `needed` tells which it takes.
+    places: if train_x holds only some of train_y's images, their indices, ascending, which `needed` returns.
     """
     train, test = _features("train_x", train_x), _features("test_x", test_x)
     train_labels = _labels("train_y", train_y, len(train) if places is None else None)
@@ -155,7 +178,7 @@ def accuracies(
 
 
 def shuffled(labels: npt.NDArray[np.int64], seed: int) -> list[npt.NDArray[np.int64]]:
-    """Return the places of each class in `labels`, in the order in which shots are taken from them."""
+    """Return the indices of each class in `labels`, in the order in which shots are taken."""
     generator = np.random.default_rng(seed)
     places = np.argsort(labels, kind="stable")
     _, starts = np.unique(labels[places], return_index=True)
@@ -163,7 +186,7 @@ def shuffled(labels: npt.NDArray[np.int64], seed: int) -> list[npt.NDArray[np.in
 
 
 def needed(labels: npt.NDArray[np.int64], shots: Sequence[int], seeds: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Return the places, ascending, of all training images that some probe looks at: most data sets have far more."""
+    """Return the indices, ascending, of all training images that some probe uses: most data sets have far more."""
     most = max(shots)
     return np.unique(np.concatenate([of_class[:most] for seed in seeds for of_class in shuffled(labels, seed)]))
 
@@ -249,8 +272,8 @@ def _right(test: Tensor, centre: Tensor, expected: Tensor, probes: Sequence[tupl
     weights = torch.cat([weights for weights, _ in probes], 1)
     bias = torch.cat([bias for _, bias in probes])
     right = torch.zeros(len(probes), dtype=torch.int64)
-    for part, labels in zip(test.split(ROWS), expected.split(ROWS), strict=True):
-        scores = torch.addmm(bias, part - centre, weights).view(len(part), len(probes), -1)
+    for x, labels in zip(test.split(ROWS), expected.split(ROWS), strict=True):
+        scores = torch.addmm(bias, x - centre, weights).view(len(x), len(probes), -1)
         right += (scores.argmax(2) == labels.unsqueeze(1)).sum(0)
     return right.tolist()
 

@@ -1,4 +1,4 @@
-"""The look of all figures, and words for those who cannot see them."""
+"""The style of all figures, and their descriptions for those who cannot see them."""
 
 import io
 import re
@@ -11,7 +11,7 @@ from nomax._colours import INK, PAPER, RULE, SOFT
 
 FORMATS = (".svg", ".png")
 MARKERS = "os^Dv*"
-# Where things are in an .svg: a hundredth of a point is enough, and two thirds of the file.
+# The coordinates in an .svg, two thirds of the file: a hundredth of a point is enough.
 _PLACES = re.compile(r'(?<= )(?:d|x|y|transform)="[^"]*"')
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
@@ -38,7 +38,7 @@ STYLE: dict[Any, Any] = {
 
 
 def require() -> Any:
-    """Import matplotlib, or say how to get it."""
+    """Import matplotlib, or say how to install it."""
     try:
         import matplotlib
     except ImportError as error:
@@ -47,19 +47,19 @@ def require() -> Any:
 
 
 def check_format(path: Path) -> Path:
-    """Return the path, if its ending names a format that we write."""
+    """Return the path, or raise if its suffix is not that of a format we write."""
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"--output {path}: a picture ends in {' or '.join(FORMATS)}.")
     return path
 
 
-def rendered(figure: Any, kind: str, title: str, description: str) -> bytes:
+def rendered(figure: Any, suffix: str, title: str, description: str) -> bytes:
     """Return a figure as the bytes of an .svg or .png file, with its title and description inside.
 
-    An .svg turns dark with what is around it: its colours are those of nomax._colours.
+    An .svg turns dark with the page around it, in the colours of nomax._colours.
     """
     buffer = io.BytesIO()
-    if kind == ".png":
+    if suffix == ".png":
         figure.savefig(buffer, format="png", dpi=144, metadata={"Title": title, "Description": description})
         return buffer.getvalue()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Title": title})

@@ -1,4 +1,4 @@
-"""`nomax generate`: texts of a language model."""
+"""`nomax generate`: continue texts with a language model."""
 
 import shlex
 import sys
@@ -22,10 +22,10 @@ LARGEST_PROMPT = 1 << 20  # bytes read from standard input; no model's maximum i
 class Options:
     """Continue a text with a language model: nomax generate RUN "In the beginning"
 
-    Without a prompt it is read from standard input, if something else than a terminal is there; without either, texts
-    begin with nothing. What is printed is the prompt and what follows it, as it comes on a terminal, until the model
-    ends the text or --tokens are reached. Lines of a prompt are segments of a document; a run of single segments reads
-    them as one. Several documents are separated by an empty line.
+    If there is no prompt, it is read from standard input, unless that is a terminal; then texts begin with nothing. The
+    prompt and its continuation are printed, token by token on a terminal, until the model ends the text or --tokens
+    are reached. Lines of a prompt are segments of a document; a run of single segments reads them as one. Documents
+    are separated by an empty line.
 
     The same seed gives the same text. Text number i of --count has the seed --seed + i.
     """
@@ -37,19 +37,18 @@ class Options:
     ] = ()
     """Beginning of the text."""
     tokens: int | None = None
-    """Largest number of tokens to add; if not given, 100, or fewer where the model's maximum is near."""
+    """Most tokens to add; if not given, 100, or fewer if the model's maximum is near."""
     temperature: float = 1.0
-    """Below 1 likely tokens become likelier; 0 always takes the likeliest."""
+    """Below 1, likely tokens become likelier; 0 always takes the likeliest."""
     top_k: int | None = None
-    """Choose among so many likeliest tokens only."""
+    """Choose only among this many likeliest tokens."""
     top_p: float | None = None
-    """Choose only among the likeliest tokens that have this probability together, such as 0.9."""
+    """Choose only among the likeliest tokens that together have this probability, such as 0.9."""
     seed: int = 0
     """Another seed gives another text."""
     count: int = 1
     """Number of texts."""
-    device: str | None = None
-    """cpu, cuda, …; if not given, a GPU if there is one."""
+    device: terminal.Device = None
 
 
 def run(options: Options) -> int:
@@ -59,7 +58,7 @@ def run(options: Options) -> int:
         trained = load_text(options.run, options.device)
         if trained.translates:
             raise ValueError(
-                f"{options.run} is a model of translations, which continues no text. To translate: "
+                f"{options.run} is a translation model, which does not continue texts. To translate: "
                 f"nomax translate {shlex.quote(options.run)} < in.txt"
             )
         prompt = _tokens(_prompt(options), trained)
@@ -111,7 +110,7 @@ def _prompt(options: Options) -> str:
 
 
 def _tokens(prompt: str, trained: TrainedTextModel) -> list[int]:
-    """Encode the prompt as the model was trained on texts: with single spaces, and a separator between segments."""
+    """Encode the prompt like a text of the training data: single spaces, and a separator between segments."""
     lines = [" ".join(line.split()) for line in (prompt.splitlines() if _of_documents(trained) else [prompt])]
     tokens: list[int] = []
     for number, line in enumerate(line for line in lines if line):
@@ -120,7 +119,7 @@ def _tokens(prompt: str, trained: TrainedTextModel) -> list[int]:
 
 
 def _most_tokens(options: Options, prompt: int, trained: TrainedTextModel) -> int:
-    """Return how many tokens are added at most."""
+    """Return the most tokens to add."""
     longest = trained.model.config.max_length
     room = longest - prompt
     if room < 1:
@@ -137,27 +136,27 @@ def _most_tokens(options: Options, prompt: int, trained: TrainedTextModel) -> in
 
 
 def _text(options: Options, trained: TrainedTextModel, prompt: list[int], most: int, seed: int) -> Iterator[str]:
-    """Yield the text in pieces: on a terminal one for each token, as far as it is known to stay as it is."""
-    tokens, told = list(prompt), ""
+    """Yield the text in pieces: on a terminal one per token, as far as later tokens cannot change it."""
+    tokens, shown = list(prompt), ""
     begun = torch.tensor([prompt], dtype=torch.int64, device=trained.model.embedding.weight.device)
     how: dict[str, Any] = {"top_k": options.top_k, "top_p": options.top_p, "seed": seed}
     for token in stream(trained.model, begun, most, temperature=options.temperature, **how):
         tokens.append(int(token))
         if sys.stdout.isatty():
-            # A character may need several tokens, and shows as replacement characters until all of them are there.
-            known = _spoken(tokens, trained).rstrip("\ufffd")
-            if known.startswith(told):
-                yield known[len(told) :]
-                told = known
-    yield _spoken(tokens, trained).removeprefix(told)
+            # A character may take several tokens, and decodes to replacement characters until all of them are there.
+            text = _decoded(tokens, trained).rstrip("\ufffd")
+            if text.startswith(shown):
+                yield text[len(shown) :]
+                shown = text
+    yield _decoded(tokens, trained).removeprefix(shown)
 
 
-def _spoken(tokens: list[int], trained: TrainedTextModel) -> str:
+def _decoded(tokens: list[int], trained: TrainedTextModel) -> str:
     return "\n".join(trained.tokenizer.segments(tokens)) if _of_documents(trained) else trained.tokenizer.decode(tokens)
 
 
 def _of_documents(trained: TrainedTextModel) -> bool:
-    """Tell models that know several segments in one text; a saved one, which does not say, is taken for such a one."""
+    """Return whether texts have several segments; a saved model does not say, and is assumed to have them."""
     return trained.config.documents or not trained.known
 
 

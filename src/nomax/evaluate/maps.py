@@ -1,4 +1,4 @@
-"""`nomax maps`: where models look: their attention weights, laid back over one image, runs side by side."""
+"""`nomax maps`: draw attention weights over an image, one column per run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from nomax.data.images import files
 from nomax.data.images.batches import evaluation_batches
 from nomax.data.source import part
 from nomax.evaluate import figures, terminal
-from nomax.evaluate.attention_weights import image_weights
+from nomax.evaluate.attention_weights import attention_weights
 from nomax.evaluate.predict import Pictures
 from nomax.evaluate.runs import TrainedImageModel, load, load_all
 from nomax.models import ViT
 
 MARK = " looks ("  # in the title, which is in the file, too
-MOST_LAYERS = 6  # that are shown without being asked for
+MOST_LAYERS = 6  # shown by default
 SIDE = 1.6  # inches of a map
 LEGEND = (
     "Above each map: its least and largest weight, in units of 1/L.\nDark is 0 and bright the largest; blue is below 0."
@@ -33,10 +33,10 @@ Query = Literal["class", "mean"] | tuple[int, int]
 
 
 def attention_maps(model: ViT, image: Tensor, query: Query | None = None) -> Tensor:
-    """Return the weights that patches get: [layers, heads, rows of patches, columns of patches].
+    """Return the weights of the patches: [layers, heads, rows of patches, columns of patches].
 
-    image: [C, height, width] in [−1, 1]. query: who looks: "class", the class token; "mean", all patches, of which the
-    mean is taken; (row, column), one patch. None: the one that the model pools, or the mean if it pools that.
+    image: [C, height, width] in [−1, 1]. query: "class", the class token; "mean", the mean over all patches; (row,
+    column), one patch; None, the token that the model pools, or the mean if it pools that.
     """
     config = model.config
     first, (rows, columns) = int(config.has_class_token), config.grid
@@ -44,51 +44,48 @@ def attention_maps(model: ViT, image: Tensor, query: Query | None = None) -> Ten
         pooled: dict[str, Query] = {"tok": "class", "gap": "mean", "0": (0, 0)}
         query = pooled[config.pool]
     if query == "mean":
-        lookers = slice(first, None)
+        queries = slice(first, None)
     elif query == "class":
         if not first:
             raise ValueError('query="class": this model has no class token; use "mean" or a patch (row, column).')
-        lookers = slice(0, 1)
+        queries = slice(0, 1)
     else:
         row, column = query
         if not (0 <= row < rows and 0 <= column < columns):
             raise ValueError(f"query={query}: the image has {rows} rows and {columns} columns of patches, from (0, 0).")
         place = first + row * columns + column
-        lookers = slice(place, place + 1)
-    seen = [attention.weights[:, lookers, first:].float().mean(1) for attention in image_weights(model, image)]
-    return torch.stack(seen).unflatten(2, (rows, columns)).cpu()
+        queries = slice(place, place + 1)
+    maps = [attention.weights[:, queries, first:].float().mean(1) for attention in attention_weights(model, image)]
+    return torch.stack(maps).unflatten(2, (rows, columns)).cpu()
 
 
 @dataclass(frozen=True)
 class Options:
-    """Draw where models look: the attention weights of one image, layer by layer, one column per run.
+    """Draw the attention weights of image models over one image, layer by layer, one column per run.
 
-    Of models of images; those of text have `nomax rows`.
-
-    For example: nomax maps runs/softmax runs/relu --data cifar10 --index 7. A map has its own colour scale; the range
-    above it is in units of 1/L, which is what softmax gives a key in the mean. Weights below zero are blue.
+    For example: nomax maps runs/softmax runs/relu --data cifar10 --index 7. Each map has its own colour scale; the
+    range above it is in units of 1/L, the mean weight of softmax. Weights below zero are blue. For text models, see
+    `nomax rows`.
     """
 
     runs: terminal.Runs
-    """Run folders that `nomax train` wrote, saved models, or models of the hub."""
     image: Path | None = None
     """An image file."""
     data: str | None = None
-    """Instead of a file: the data set of a test image; if neither is given, the first run's own."""
+    """Instead of a file, the data set of a test image; if neither is given, the first run's own."""
     index: int = 0
     """Number of the test image, from 0."""
     layers: tuple[int, ...] = ()
     """Layers to show, from 1; if not given, six of them from the first to the last."""
     heads: tuple[int, ...] = ()
-    """Heads to take the mean over, from 1; all if not given."""
+    """Heads to average over, from 1; all if not given."""
     query: tuple[int, int] | None = None
-    """Row and column, from 1, of the patch that looks; if not given, what the model pools: the class token, the
-    mean over patches, or the first patch."""
+    """Row and column, from 1, of the query patch; if not given, what the model pools: the class token, the mean over
+    patches, or the first patch."""
     output: Path | None = None
-    """The picture, .png or .svg; if not given, maps-INDEX.png, or maps-NAME.png of an image file, in the folder of the
+    """The picture, .png or .svg; if not given, maps-INDEX.png, or maps-NAME.png for an image file, in the folder of the
     first run."""
-    device: str | None = None
-    """cpu, cuda, …; if not given, a GPU if there is one."""
+    device: terminal.Device = None
     smoke: bool = False
     """Try it: draw the first layer only."""
 
@@ -172,10 +169,10 @@ def _title(options: Options, loaded: Sequence[TrainedImageModel]) -> str:
     return f"Where {who}{MARK}{heads})"
 
 
-def draw(image: Tensor, maps: Mapping[str, Tensor], layers: Sequence[int], title: str, kind: str = ".png") -> bytes:
-    """Draw an image, [C, height, width] in [−1, 1], and the maps of some runs, by their titles.
+def draw(image: Tensor, maps: Mapping[str, Tensor], layers: Sequence[int], title: str, suffix: str = ".png") -> bytes:
+    """Draw an image, [C, height, width] in [−1, 1], and the maps of runs, by title.
 
-    Maps are [layers, rows, columns] in units of 1/L, which is what softmax gives a key in the mean.
+    Maps are [layers, rows, columns] in units of 1/L, the mean weight of softmax.
     """
     matplotlib = figures.require()
     from matplotlib.figure import Figure
@@ -200,20 +197,20 @@ def draw(image: Tensor, maps: Mapping[str, Tensor], layers: Sequence[int], title
                 axes[row, column].set_title(heading, fontsize=8.5, pad=3)
         figure.suptitle(title, fontsize=11, fontweight="bold")
         figure.supxlabel(LEGEND, fontsize=8)
-        return figures.rendered(figure, kind, title, _describe(maps, layers, title))
+        return figures.rendered(figure, suffix, title, _describe(maps, layers, title))
 
 
 def _panel(axis: Any, grey: Any, weights: Tensor) -> None:
     spread = F.interpolate(weights[None, None], grey.shape, mode="bilinear", align_corners=False)[0, 0].numpy()
     signed = float(weights.min()) < 0
     bound = float(weights.abs().max()) or 1.0
-    axis.imshow(grey, cmap="gray", vmin=-1, vmax=2)  # pale: it is there for orientation
+    axis.imshow(grey, cmap="gray", vmin=-1, vmax=2)  # pale, for orientation
     colours = {"cmap": "RdBu_r", "vmin": -bound} if signed else {"cmap": "inferno", "vmin": 0}
     axis.imshow(spread, vmax=bound, alpha=0.8, **colours)
 
 
 def _describe(maps: Mapping[str, Tensor], layers: Sequence[int], title: str) -> str:
-    """Put the picture into words: where each map is strongest."""
+    """Describe in words where each map is strongest."""
     sentences = [f"{title}. Rows and columns of patches count from 1 at the top left; weights are in units of 1/L."]
     for name, of_run in maps.items():
         for layer in layers:

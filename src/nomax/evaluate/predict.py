@@ -1,12 +1,12 @@
-"""`nomax predict`: what a trained image model says about image files, the most probable classes by name."""
+"""`nomax predict`: predict the most probable classes of image files."""
 
 import csv
 import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -16,7 +16,6 @@ import numpy.typing as npt
 import torch
 import tyro
 from PIL import Image
-from rich.box import SIMPLE_HEAD
 from rich.text import Text
 from torch import Tensor
 
@@ -30,13 +29,13 @@ from nomax.data.source import DataError
 from nomax.evaluate import terminal
 from nomax.evaluate.runs import TrainedImageModel, load
 
-SHOWN = 20  # images that are in the table where a file gets them all
+SHOWN = 20  # images in the table if a file gets all of them
 
 Picture = str | Path | Image.Image
 
 
 class Guess(NamedTuple):
-    """A class, and how probable the model holds it."""
+    """A class and its probability according to the model."""
 
     name: str
     """Its number, if the model does not say what its classes are called."""
@@ -51,20 +50,17 @@ class Prediction:
     image: str
     """Its path."""
     guesses: tuple[Guess, ...]
-    """The most probable classes, the first one first; none if the image cannot be read."""
+    """The classes, most probable first; none if the image cannot be read."""
     error: str = ""
     """Why it cannot be read."""
 
 
-Write = Callable[[Prediction], None]
-
-
 def predict(
     trained: TrainedImageModel, images: Sequence[Picture], top: int = 5, *, batch_size: int = 64, workers: int = 0
-) -> Iterator[Prediction]:
-    """Predict the most probable classes of images: files, or images of Pillow, prepared as evaluation prepares them.
+) -> Generator[Prediction]:
+    """Predict the most probable classes of images, files or images of Pillow, prepared as for evaluation.
 
-    An image that cannot be read gets a prediction that says why. workers: processes that prepare images.
+    The prediction of an image that cannot be read says why. workers: processes that prepare images.
     """
     config = trained.model.config
     if config.num_classes == 0:
@@ -75,7 +71,7 @@ def predict(
     return _predictions(trained, maker, min(top, config.num_classes), min(batch_size, CHUNK), workers)
 
 
-def _predictions(trained: TrainedImageModel, maker: Maker, top: int, size: int, workers: int) -> Iterator[Prediction]:
+def _predictions(trained: TrainedImageModel, maker: Maker, top: int, size: int, workers: int) -> Generator[Prediction]:
     source, names = maker.source, trained.model.config.classes
     steps = [np.arange(start, min(start + size, len(source))) for start in range(0, len(source), size)]
     requests = (Request(step, numbers, numbers) for step, numbers in enumerate(steps))
@@ -96,21 +92,21 @@ def _predictions(trained: TrainedImageModel, maker: Maker, top: int, size: int, 
 
 
 def _most_probable(trained: TrainedImageModel, images: Tensor, top: int) -> tuple[list[list[float]], list[list[int]]]:
-    """Return the largest probabilities of each image, and which classes they are of."""
+    """Return the largest probabilities of each image, and their classes."""
     if not len(images):
         return [], []
     with torch.inference_mode():
         logits = trained.model(images.to(next(trained.model.parameters()))).float().cpu()
     if not torch.isfinite(logits).all():
-        raise FloatingPointError(f"{trained.name}: what the model computes is not finite.")
-    # By logits, which tell apart what rounds to the same probability; of equal ones the first, as argmax has it.
+        raise FloatingPointError(f"{trained.name}: the model's logits are not finite.")
+    # Sorted by logits, which differ where probabilities round to the same number; ties go to the first, as in argmax.
     labels = logits.sort(dim=-1, descending=True, stable=True).indices[:, :top]
     shares = logits.sigmoid() if trained.probabilities == "sigmoid" else logits.softmax(-1)
     return shares.gather(-1, labels).tolist(), labels.tolist()
 
 
 def predict_one(trained: TrainedImageModel, image: Picture, top: int = 5) -> tuple[Guess, ...]:
-    """Return the most probable classes of one image; one that cannot be read is an error."""
+    """Return the most probable classes of one image, or raise if it cannot be read."""
     (prediction,) = predict(trained, [image], top)
     if prediction.error:
         raise DataError(prediction.error)
@@ -118,7 +114,7 @@ def predict_one(trained: TrainedImageModel, image: Picture, top: int = 5) -> tup
 
 
 class Pictures:
-    """Images as a source, in which the label of an image is its number."""
+    """A source of images in which the label of an image is its number."""
 
     on_error = "skip"
     classes: Sequence[str] = ()
@@ -131,43 +127,41 @@ class Pictures:
         return len(self.images)
 
     def image(self, index: int) -> Image.Image:
-        """Return the image with this number; of a file only the header is read here."""
+        """Return the image with this number; only the header of a file is read here."""
         image = self.images[index]
         if isinstance(image, Image.Image):
             return image
         return files.open_header(files.read_file(Path(image), self.name(index)), self.name(index))
 
     def name(self, index: int) -> str:
-        """Return what an error calls this image."""
+        """Return the name of this image in errors."""
         image = self.images[index]
         return f"image {index}" if isinstance(image, Image.Image) else str(image)
 
 
 @dataclass(frozen=True)
 class Options:
-    """Say what images show: the most probable classes of each, as a table and, with --output, as JSON or CSV.
+    """Predict the most probable classes of images, as a table and, with --output, as JSON or CSV.
 
-    For example: nomax predict runs/mine photo.jpg more-photos --top 3. Images are prepared as in evaluation, which the
-    model itself says. Probabilities are those that the loss of its training speaks of: sigmoids, each class by itself,
-    or a softmax. An image that cannot be read is named, the others go on, and the exit code is 1.
+    For example: nomax predict runs/mine photo.jpg more-photos --top 3. Images are prepared as for evaluation; the model
+    says how. Probabilities follow from the loss that it was trained with: a sigmoid for each class, or a softmax. If an
+    image cannot be read, it is named, the others go on, and the exit code is 1.
     """
 
     run: terminal.OneRun
-    """A run folder that `nomax train vit` wrote, a saved model, or a model of the hub."""
+    """A run folder that `nomax train vit` wrote, a saved model, or a model on the hub."""
     images: tyro.conf.Positional[
         Annotated[tuple[str, ...], tyro.conf.arg(metavar="IMAGE [IMAGE ...]", help_behavior_hint="(at least one)")]
     ]
-    """Image files, or folders: all image files below them."""
+    """Image files, or folders, which stand for all image files below them."""
     top: int = 5
-    """Number of classes for each image, the most probable first."""
+    """Number of classes to show for each image, most probable first."""
     batch_size: int = 64
     """Images that pass through the model at a time, at most 256."""
-    workers: int = 0
-    """Processes that prepare images."""
-    device: str | None = None
-    """cpu, cuda, …; if not given, a GPU if there is one."""
+    workers: terminal.Workers = 0
+    device: terminal.Device = None
     output: Path | None = None
-    """Write all predictions into this file, too: .json, or .csv with a row for each class of each image."""
+    """Also write all predictions to this file: .json, or .csv with a row for each class of each image."""
 
 
 def run(options: Options) -> int:
@@ -176,15 +170,18 @@ def run(options: Options) -> int:
     shown: list[Prediction] = []
     done = broken = 0
     try:
-        _check_output(options.output)
+        terminal.check_output(options.output)
+        if options.output is not None and options.output.suffix.lower() not in (".json", ".csv"):
+            raise ValueError(f"--output {options.output} must end in .json or .csv.")
         paths = _image_files(options.images)
         trained = load(options.run, options.device)
         predictions = predict(trained, paths, options.top, batch_size=options.batch_size, workers=options.workers)
-        with terminal.progress(console) as progress, _writing(options.output, trained) as write:
+        if options.output is not None:
+            predictions = _written(predictions, options.output, trained)
+        with terminal.progress(console) as progress, closing(predictions):
             report = terminal.add_bar(progress, trained.title, len(paths))
             for prediction in predictions:
                 done += 1
-                write(prediction)
                 report(1)
                 if prediction.error:
                     broken += 1
@@ -196,7 +193,7 @@ def run(options: Options) -> int:
         return 1 if done else 2
     if shown:
         console.print(_table(shown))
-    for text in _unknown(trained):
+    for text in _notes(trained):
         console.print(text)
     if options.output is not None:
         more = f" The table has the first {len(shown)}." if done - broken > len(shown) else ""
@@ -207,7 +204,7 @@ def run(options: Options) -> int:
 
 
 def _image_files(given: Sequence[str]) -> list[str]:
-    """Return the files, and those below folders, in the order of their names."""
+    """Return the files given and those below the folders given, sorted within each folder."""
     if not given:
         raise ValueError("give at least one image, or a folder of images, after the run.")
     paths: list[str] = []
@@ -233,66 +230,42 @@ def _below(folder: str) -> Iterator[str]:
                 yield os.path.join(place, name)
 
 
-def _check_output(path: Path | None) -> None:
-    terminal.check_output(path)
-    if path is not None and path.suffix.lower() not in (".json", ".csv"):
-        raise ValueError(f"--output {path} must end in .json or .csv.")
-
-
-@contextmanager
-def _writing(path: Path | None, trained: TrainedImageModel) -> Iterator[Write]:
-    """Open a function that writes each prediction as it comes: however many there are, none is kept in memory."""
-    if path is None:
-        yield lambda prediction: None
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # A path that is not UTF-8 is spelled as JSON spells it.
-    with atomic(path) as raw:
-        file = io.TextIOWrapper(raw, "utf-8", "backslashreplace", newline="")
-        try:
-            if path.suffix.lower() == ".csv":
-                yield _csv(file)
-            else:
-                yield from _json(file, trained)
-        finally:
-            file.detach()
-
-
-def _csv(file: io.TextIOWrapper) -> Write:
-    rows = csv.writer(file)
-    rows.writerow(["image", "rank", "class", "label", "probability", "error"])
-
-    def write(prediction: Prediction) -> None:
-        for rank, guess in enumerate(prediction.guesses, 1):
-            rows.writerow([prediction.image, rank, guess.name, guess.label, f"{guess.probability:.6g}", ""])
-        if prediction.error:
-            rows.writerow([prediction.image, "", "", "", "", prediction.error])
-
-    return write
-
-
-def _json(file: io.TextIOWrapper, trained: TrainedImageModel) -> Iterator[Write]:
+def _written(predictions: Iterator[Prediction], path: Path, trained: TrainedImageModel) -> Generator[Prediction]:
+    """Pass predictions on, and write each to a file as it comes: however many there are, none is kept in memory."""
     about = {"run": trained.title, "phi": trained.model.config.phi, "probabilities": trained.probabilities or "softmax"}
-    file.write(json.dumps(about, ensure_ascii=False)[:-1] + ', "results": [')
-    separator = "\n"
+    first = json.dumps(about, ensure_ascii=False)[:-1] + ', "results": [\n'
+    text, separator, last = _as_json, ",\n", "\n]}\n"
+    if path.suffix.lower() == ".csv":
+        text, first, separator, last = _as_csv, "image,rank,class,label,probability,error\r\n", "", ""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic(path) as file:
+        before = first
+        for prediction in predictions:
+            # A path that is not UTF-8 is spelled as JSON spells it.
+            file.write((before + text(prediction)).encode(errors="backslashreplace"))
+            before = separator
+            yield prediction
+        file.write(last.encode())
 
-    def write(prediction: Prediction) -> None:
-        nonlocal separator
-        guesses = [{"class": g.name, "label": g.label, "probability": g.probability} for g in prediction.guesses]
-        entry: dict[str, Any] = {"image": prediction.image, "guesses": guesses}
-        entry |= {"error": prediction.error} if prediction.error else {}
-        file.write(separator + json.dumps(entry, ensure_ascii=False))
-        separator = ",\n"
 
-    yield write
-    file.write("\n]}\n")
+def _as_json(prediction: Prediction) -> str:
+    guesses = [{"class": g.name, "label": g.label, "probability": g.probability} for g in prediction.guesses]
+    entry: dict[str, Any] = {"image": prediction.image, "guesses": guesses}
+    return json.dumps(entry | ({"error": prediction.error} if prediction.error else {}), ensure_ascii=False)
+
+
+def _as_csv(prediction: Prediction) -> str:
+    text = io.StringIO()
+    rows: list[list[object]] = [
+        [prediction.image, rank, guess.name, guess.label, f"{guess.probability:.6g}", ""]
+        for rank, guess in enumerate(prediction.guesses, 1)
+    ]
+    csv.writer(text).writerows(rows or [[prediction.image, "", "", "", "", prediction.error]])
+    return text.getvalue()
 
 
 def _table(shown: Sequence[Prediction]) -> Table:
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column("image", overflow="fold")
-    table.add_column("class", overflow="fold")
-    table.add_column("probability", justify="right", no_wrap=True)
+    table = terminal.results_table("", None, ("image", "class"), ("probability",))
     for prediction in shown:
         for rank, guess in enumerate(prediction.guesses):
             image = "" if rank else _printable(prediction.image)
@@ -301,19 +274,19 @@ def _table(shown: Sequence[Prediction]) -> Table:
     return table
 
 
-def _unknown(trained: TrainedImageModel) -> list[str]:
-    """Say what the model does not say about itself, if it comes from elsewhere or is old."""
+def _notes(trained: TrainedImageModel) -> list[str]:
+    """Return notes on what the model does not say about itself, if it comes from elsewhere or is old."""
     config = trained.model.config
-    told = []
+    notes = []
     if config.classes is None:
-        told.append("The model does not say what its classes are called: these are their numbers.")
+        notes.append("The model does not say what its classes are called: these are their numbers.")
     if config.preprocessing is None and trained.config is None:
-        told.append(f"The model does not say how it wants images: they were prepared as {trained.transform}.")
+        notes.append(f"The model does not say how it wants images: they were prepared as {trained.transform}.")
     if trained.probabilities is None:
-        told.append("The model does not say which loss it was trained with: probabilities are a softmax.")
-    return told
+        notes.append("The model does not say which loss it was trained with: probabilities are a softmax.")
+    return notes
 
 
 def _printable(text: str) -> str:
-    """Return the text without characters that could act on the terminal."""
+    """Escape characters that could act on the terminal."""
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)

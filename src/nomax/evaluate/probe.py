@@ -1,9 +1,8 @@
-"""`nomax probe`: what a linear read-out of a model's features learns from a few images of other data sets."""
+"""`nomax probe`: few-shot accuracy of a linear read-out of a model's features on other data sets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,7 +28,6 @@ class Options:
     """
 
     runs: terminal.Runs
-    """Run folders that `nomax train` wrote, saved models, or models of the hub."""
     on: tuple[str, ...] = ("fashion-mnist-small",)
     """Data sets: NAME, or NAME=PLACE with a folder (train/CLASS/*, test/CLASS/*), shards, torchvision:… or hf:…"""
     shots: tuple[int, ...] = fewshot.SHOTS
@@ -38,14 +36,12 @@ class Options:
     """Number of choices of training images: seeds 0, 1, 2, …"""
     l2: float = fewshot.RIDGE
     """The ridge regression's regulariser."""
-    batch_size: int = 64
-    """Images that pass through the model at a time."""
-    workers: int = 0
-    """Processes that prepare images."""
-    device: str | None = None
-    """cpu, cuda, …; if not given, a GPU if there is one."""
-    output: Path | None = None
-    """Write every accuracy into this JSON file, too."""
+    on_error: Literal["raise", "skip"] = "raise"
+    """Stop at a broken image, or go on as if the data set did not have it."""
+    batch_size: terminal.BatchSize = 64
+    workers: terminal.Workers = 0
+    device: terminal.Device = None
+    output: terminal.Output = None
     smoke: bool = False
     """Try it on a handful of images of three classes: shows only that it works."""
 
@@ -56,7 +52,7 @@ def run(options: Options) -> int:
     try:
         terminal.check_output(options.output)
         fewshot.check_numbers(options.shots, range(options.seeds), (options.l2,))
-        sets = probe_sets(options.on)
+        sets = probe_sets(options.on, options.on_error)
         loaded = load_all(options.runs, options.device, load)
         if options.smoke:
             small = terminal.first_images
@@ -84,24 +80,22 @@ def _probe(
 ) -> dict[int, list[float]]:
     """Return the accuracy of each seed, by the number of shots."""
     (train, test), seeds = both, range(options.seeds)
-    places = fewshot.needed(train.labels, options.shots, seeds)
-    report = terminal.add_bar(progress, f"{name}, {trained.title}", len(places) + len(test))
+    total = len(fewshot.needed(train.labels, options.shots, seeds)) + len(test)
+    report = terminal.add_bar(progress, f"{name}, {trained.title}", total)
     settings: dict[str, Any] = {"batch_size": options.batch_size, "workers": options.workers, "report": report}
-    train_x, _ = fewshot.features(trained.model, part(train, places), **settings)
+    train_x, train_y, places = fewshot.shot_features(trained.model, train, options.shots, seeds, **settings)
     test_x, test_y = fewshot.features(trained.model, test, **settings)
     accuracies = fewshot.accuracies(
-        train_x, train.labels, test_x, test_y, options.shots, seeds, l2=(options.l2,), places=places
+        train_x, train_y, test_x, test_y, shots=options.shots, seeds=seeds, l2=(options.l2,), places=places
     )
     return {shots: by_seed[:, 0].tolist() for shots, by_seed in zip(options.shots, accuracies, strict=True)}
 
 
 def _table(options: Options, titles: list[str], results: list[dict[str, Any]]) -> Table:
     caption = f"Accuracy in %, mean ± standard deviation over {options.seeds} seeds; l2 = {options.l2:g}."
-    table = terminal.results_table("Few-shot probe", terminal.SMOKE if options.smoke else caption)
-    table.add_column("data set")
-    table.add_column("run")
-    for shots in options.shots:
-        table.add_column(f"{shots} shot{'s' * (shots > 1)}", justify="right", no_wrap=True)
+    numbers = [f"{shots} shot{'s' * (shots > 1)}" for shots in options.shots]
+    caption = terminal.SMOKE if options.smoke else caption
+    table = terminal.results_table("Few-shot probe", caption, ("data set", "run"), numbers)
     for entry in results:
         cells = [_cell(np.array(entry["accuracy"][shots])) for shots in options.shots]
         table.add_row(entry["on"] if entry["run"] == titles[0] else "", entry["run"], *cells)
@@ -123,12 +117,12 @@ def _cell(by_seed: Any) -> str:
 
 @dataclass(frozen=True)
 class PaperSet:
-    """One of the eight of Wortsman et al.: its place unless told otherwise, and how it is split."""
+    """One of the eight data sets of Wortsman et al.: its default place, and how it is split."""
 
     title: str
     place: str | None = None
     cut: int | None = None
-    """Without a test split of its own: so many images are for training, the others for the test."""
+    """If it has no test split: the number of images to train on; the others are the test."""
 
 
 PAPER = {
@@ -143,18 +137,18 @@ PAPER = {
 }
 
 
-def probe_sets(wanted: Sequence[str]) -> dict[str, tuple[Source, Source]]:
+def probe_sets(wanted: Sequence[str], on_error: str = "raise") -> dict[str, tuple[Source, Source]]:
     """Load the train and test images of data sets given as "NAME" or "NAME=PLACE", the place as data.load takes it."""
     sets: dict[str, tuple[Source, Source]] = {}
     for text in wanted:
         name, _, place = text.partition("=")
         if name in sets:
             raise ValueError(f"--on names {name!r} twice.")
-        sets[name] = _train_and_test(name, place)
+        sets[name] = _train_and_test(name, place, on_error)
     return sets
 
 
-def _train_and_test(name: str, place: str) -> tuple[Source, Source]:
+def _train_and_test(name: str, place: str, on_error: str) -> tuple[Source, Source]:
     known = PAPER.get(name) or PaperSet(name, name)
     place = place or known.place or ""
     if not place:
@@ -163,13 +157,13 @@ def _train_and_test(name: str, place: str) -> tuple[Source, Source]:
             f"{name} ({known.title}) has no source of its own. Give its folder: --on {name}=PATH ({inside})."
         )
     if known.cut is None:
-        train, test = data.load(place, "train"), data.load(place, "test")
+        train, test = (data.load(place, split, on_error=on_error) for split in ("train", "test"))
         if tuple(train.classes) != tuple(test.classes):
             odd = ", ".join(sorted(set(train.classes) ^ set(test.classes))[:5]) or "in order"
             raise ValueError(f"{name}: its train and test images have different classes: {odd}.")
         return train, test
     # The papers cut the order of TensorFlow Datasets; a folder is in the order of its classes, so it is shuffled first.
-    whole = data.load(place, "train")
+    whole = data.load(place, "train", on_error=on_error)
     order = np.random.default_rng(0).permutation(len(whole))
     if len(order) <= known.cut:
         raise ValueError(

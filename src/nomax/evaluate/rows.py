@@ -1,4 +1,4 @@
-"""`nomax rows`: statistics of a model's attention weights, per layer and head, as a table and a figure."""
+"""`nomax rows`: tabulate and plot statistics of attention weights by layer and head."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,10 @@ import numpy.typing as npt
 from nomax import _colours
 from nomax._files import write, write_json
 from nomax.console import Console, Progress, Table
+from nomax.data import source as sources
 from nomax.data.images.batches import evaluation_batches
-from nomax.data.source import part
 from nomax.evaluate import figures, terminal
-from nomax.evaluate.attention_weights import HeadRows, row_statistics, text_row_statistics
+from nomax.evaluate.attention_weights import HeadRows, row_statistics
 from nomax.evaluate.runs import TrainedImageModel, TrainedTextModel, load_all, load_any
 from nomax.train.text.data import examples
 
@@ -42,32 +42,30 @@ NAMES = {"encoder": "encoder", "decoder": "decoder", "source": "decoder, to the 
 class Options:
     """Measure how a model's attention weights are spread over the keys, layer by layer and head by head.
 
-    mean weight × L: 1 in softmax, whose weights are 1/L in the mean; this is the mean row sum, too. zeros: weights that
-    are exactly 0. empty rows: queries that give no key any weight. entropy: of the rows divided by their sums, in nats;
-    not defined for a φ with negative weights. effective keys: (Σ|a|)² / Σa². L is the number of keys that a query sees;
-    of text, where it differs, its mean is shown.
+    mean weight × L: 1 for softmax, whose mean weight is 1/L; it equals the mean row sum. zeros: weights that are
+    exactly 0. empty rows: queries without any nonzero weight. entropy: of rows divided by their sums, in nats;
+    undefined for a φ with negative weights. effective keys: (Σ|a|)² / Σa². L is the number of keys that a query sees;
+    in text it varies, and its mean is shown.
 
-    Of a translation: the encoder's attention, the decoder's to what it has read of the reference, and the decoder's to
-    the source. Of a language model: the decoder's. For example: nomax rows runs/translation --data new.en,new.es
+    A translation model has the encoder's attention, the decoder's to the reference so far, and the decoder's to the
+    source; a language model has the decoder's. For example: nomax rows runs/translation --data new.en,new.es
 
     Writes rows.json (every head) and rows.svg (a figure) into the output folder.
     """
 
     runs: terminal.Runs
-    """Run folders that `nomax train` wrote, saved models, or models of the hub."""
     data: str | None = None
-    """Whose test images or texts to look at, also FILE,FILE or, for a language model, FILE; if not given, those that
-    belong to each run's training data."""
+    """The data set whose test images or texts to use, also FILE,FILE or, for a language model, FILE; if not given, each
+    run's own."""
     images: int = 32
     """Number of images, spread evenly over the test split."""
     texts: int = 32
-    """Number of segments, or stretches of documents where the run learned from those, spread evenly."""
+    """Number of segments, or of stretches of documents for a run of documents, spread evenly."""
     heads: bool = False
-    """Show every head in the table, not only the layers' means."""
+    """Show every head in the table, not just the means of layers."""
     output: Path | None = None
     """The folder for rows.json and rows.svg; if not given, the folder of the first run."""
-    device: str | None = None
-    """cpu, cuda, …; if not given, a GPU if there is one."""
+    device: terminal.Device = None
     smoke: bool = False
     """Try it on two images or texts."""
 
@@ -76,9 +74,9 @@ def run(options: Options) -> int:
     """Return 0, 2 if the options cannot be served, or 1 if the results cannot be written."""
     console = Console()
     try:
-        for name in ("images", "texts"):
-            if getattr(options, name) < 1:
-                raise ValueError(f"--{name} {getattr(options, name)} must be at least 1.")
+        for name, number in {"images": options.images, "texts": options.texts}.items():
+            if number < 1:
+                raise ValueError(f"--{name} {number} must be at least 1.")
         loaded = load_all(options.runs, options.device, load_any)
         folder = terminal.default_folder(options.runs) if options.output is None else options.output
         replaced = terminal.check_replaceable("rows", folder / "rows.json", '"row_sum_sd"')
@@ -103,17 +101,17 @@ def _measure(trained: TrainedImageModel | TrainedTextModel, options: Options, pr
         texts = examples(trained.config, trained.corpus(options.data)[0], trained.tokenizer)
         places = _spread(2 if options.smoke else options.texts, len(texts))
         report = terminal.add_bar(progress, trained.title, len(places))
-        return text_row_statistics(trained.model, (texts[place] for place in places), report)
+        return row_statistics(trained.model, (texts[place] for place in places), report)
     source = trained.images("test", options.data)
     places = _spread(2 if options.smoke else options.images, len(source))
     report = terminal.add_bar(progress, trained.title, len(places))
-    with evaluation_batches(part(source, places), trained.transform, 8) as batches:
+    with evaluation_batches(sources.part(source, places), trained.transform, 8) as batches:
         return row_statistics(trained.model, (image for images, _ in batches for image in images), report)
 
 
-def _spread(number: int, of: int) -> npt.NDArray[np.int64]:
-    """Return so many places, all of them if there are fewer, spread evenly."""
-    return np.linspace(0, of - 1, min(number, of)).round().astype(np.int64)
+def _spread(number: int, total: int) -> npt.NDArray[np.int64]:
+    """Return the indices of `number` of `total` things, evenly spread, or of all if there are fewer."""
+    return np.linspace(0, total - 1, min(number, total)).round().astype(np.int64)
 
 
 def _write(folder: Path, statistics: dict[str, list[HeadRows]], replaced: bool, console: Console) -> None:
@@ -128,32 +126,21 @@ def _write(folder: Path, statistics: dict[str, list[HeadRows]], replaced: bool, 
 
 
 def _table(title: str, rows: Sequence[HeadRows], every_head: bool) -> Table:
-    parts = list(dict.fromkeys(row.part for row in rows))
-    text, length = parts != [""], rows[0].length
-    note = "" if every_head else "Means over the heads; --heads shows each."
-    about = (
-        "L: how many keys a query sees, in the mean."
-        if text
-        else f"L = {length}, 1/L = {1 / length:.3g}, log L = {math.log(length):.3g}."
-    )
-    caption = f"{about} {note}".rstrip()
-    table = terminal.results_table(f"\n{title}", caption)
-    if text:
-        table.add_column("attention", no_wrap=True)
-    for name in ("layer", *(["head"] if every_head else []), *(["L"] if text else []), *COLUMNS):
-        table.add_column(name, justify="right")
-    for kind in parts:
-        for layer in sorted({row.layer for row in rows if row.part == kind}):
-            of_layer = [row for row in rows if (row.part, row.layer) == (kind, layer)]
-            for group in [[row] for row in of_layer] if every_head else [of_layer]:
-                place = [NAMES[kind]] if text else []
-                place += [str(layer + 1), *([str(group[0].head + 1)] if every_head else [])]
-                place += [f"{group[0].length:.1f}"] if text else []
-                cells = [_cell(name, [getattr(row, name) for row in group]) for name in COLUMNS.values()]
-                table.add_row(*place, *cells)
-            if every_head:
-                table.add_section()
-        table.add_section()
+    text, length = rows[0].part != "", rows[0].length
+    about = f"L = {length}, 1/L = {1 / length:.3g}, log L = {math.log(length):.3g}."
+    about = "L: the mean number of keys that a query sees." if text else about
+    note = "" if every_head else " Means over the heads; --heads shows each."
+    numbers = ("layer", *(["head"] if every_head else []), *(["L"] if text else []), *COLUMNS)
+    table = terminal.results_table(f"\n{title}", f"{about}{note}", ["attention"] if text else [], numbers)
+    for part, layer in dict.fromkeys((row.part, row.layer) for row in rows):
+        of_layer = [row for row in rows if (row.part, row.layer) == (part, layer)]
+        for group in [[row] for row in of_layer] if every_head else [of_layer]:
+            place = [NAMES[part]] if text else []
+            place += [str(layer + 1), *([str(group[0].head + 1)] if every_head else [])]
+            place += [f"{group[0].length:.1f}"] if text else []
+            table.add_row(*place, *(_cell(name, [getattr(row, name) for row in group]) for name in COLUMNS.values()))
+        if every_head or layer == max(row.layer for row in rows if row.part == part):
+            table.add_section()
     return table
 
 
@@ -164,11 +151,11 @@ def _cell(name: str, values: list[float]) -> str:
     mean = sum(known) / len(known)
     if name in ("zeros", "empty"):
         return f"{mean:.1%}"
-    return f"{mean:.3g}" if abs(mean) > 1e-6 else "0"  # what float32 leaves of nothing
+    return f"{mean:.3g}" if abs(mean) > 1e-6 else "0"  # float32's rounding of zero
 
 
-def draw(statistics: Mapping[str, Sequence[HeadRows]], kind: str = ".svg") -> bytes:
-    """Draw the statistics of some runs, by their titles: one panel each, layers from left to right, heads as points."""
+def draw(statistics: Mapping[str, Sequence[HeadRows]], suffix: str = ".svg") -> bytes:
+    """Draw the statistics of runs, by title: one panel each, layers from left to right, heads as points."""
     matplotlib = figures.require()
     from matplotlib.figure import Figure
 
@@ -182,17 +169,17 @@ def draw(statistics: Mapping[str, Sequence[HeadRows]], kind: str = ".svg") -> by
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4), frameon=False)
         figure.suptitle(TITLE, fontsize=11.5, fontweight="bold")
-        return figures.rendered(figure, kind, TITLE, _describe(lines))
+        return figures.rendered(figure, suffix, TITLE, _describe(lines))
 
 
 def _lines(statistics: Mapping[str, Sequence[HeadRows]]) -> dict[str, Sequence[HeadRows]]:
-    """Return a line of the figure for each run, or for each part of one that has several."""
+    """Return a line of the figure for each run, or for each part of a run with several."""
     lines: dict[str, Sequence[HeadRows]] = {}
     for title, rows in statistics.items():
         parts = list(dict.fromkeys(row.part for row in rows))
-        for kind in parts:
-            label = title if len(parts) == 1 else f"{title}, {kind}"
-            lines[label] = [row for row in rows if row.part == kind]
+        for part in parts:
+            label = title if len(parts) == 1 else f"{title}, {part}"
+            lines[label] = [row for row in rows if row.part == part]
     return lines
 
 
@@ -200,7 +187,7 @@ def _panel(axis: Any, lines: Mapping[str, Sequence[HeadRows]], name: str) -> Non
     layers = 1 + max(row.layer for rows in lines.values() for row in rows)
     for number, (title, rows) in enumerate(lines.items()):
         colour = _colours.of(title).light
-        marker = figures.MARKERS[number % len(figures.MARKERS)]  # two runs of one φ have its colour
+        marker = figures.MARKERS[number % len(figures.MARKERS)]  # since runs with the same φ share its colour
         # Side by side, so that the points of two runs do not hide each other.
         aside = 0.3 * ((number + 0.5) / len(lines) - 0.5) * (len(lines) > 1)
         x = np.array([row.layer + 1 + aside for row in rows])
@@ -227,7 +214,7 @@ def _mean(rows: Sequence[HeadRows], name: str, layer: int) -> float:
 
 
 def _describe(lines: Mapping[str, Sequence[HeadRows]]) -> str:
-    """Put the figure into words."""
+    """Describe the figure in words."""
     sentences = ["Means over the heads of each layer, from the first to the last."]
     for title, rows in lines.items():
         layers = sorted({row.layer for row in rows})

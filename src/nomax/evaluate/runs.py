@@ -1,4 +1,4 @@
-"""A trained model, wherever it is: the folder of a run, a saved model, or a model on the hub."""
+"""Load trained models from run folders, saved models or the hub."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ Trained = TypeVar("Trained", bound="TrainedImageModel | TrainedTextModel")
 
 @dataclass(frozen=True)
 class TrainedImageModel:
-    """A model of images in evaluation mode, and how it was trained, where that is known."""
+    """An image model in evaluation mode, and its training config, if known."""
 
     name: str
     model: ViT
@@ -37,12 +37,12 @@ class TrainedImageModel:
 
     @property
     def title(self) -> str:
-        """Its name and its φ, or the one that says both, for tables and figures."""
+        """Its name and its φ, or one of them if it says both, for tables and figures."""
         return _title(self.name, self.model.config.phi)
 
     @property
     def transform(self) -> Evaluation:
-        """Its preparation of images: as the model says, or its training, or else as the paper evaluates."""
+        """The transform of its images: as the model or its training says, or else as in the paper."""
         height, width = self.model.config.image
         if height != width:
             raise ValueError(f"{self.name} takes images of {height}×{width} pixels; only square ones can be evaluated.")
@@ -64,7 +64,7 @@ class TrainedImageModel:
 
     @property
     def probabilities(self) -> Probabilities | None:
-        """The function from logits to probabilities, where the model or its training says it."""
+        """The function from logits to probabilities, if the model or its training says."""
         return self.model.config.probabilities or (self.config.loss if self.config else None)
 
     def images(
@@ -74,9 +74,9 @@ class TrainedImageModel:
         on_error: str | None = None,
         held_out: float | None = None,
     ) -> Source:
-        """Load one split of a data set, or of its own; there, held-out share and broken images are as in its training.
+        """Load one split of a data set, or of its own, with held-out share and broken images treated as in training.
 
-        held_out: the share of the training images that is the test split of data without one.
+        held_out: the share of the training images to use as the test split if the data has none.
         """
         if data is not None or self.config is None:
             return load_data(data or self.data, split, on_error=on_error or "raise", held_out=held_out or 0.0)
@@ -87,17 +87,17 @@ class TrainedImageModel:
             raise FileNotFoundError(f"{self.name} was trained on {self.data}. {error} Or give --data.") from error
 
     def predict(self, image: "Picture", top: int = 5) -> "tuple[Guess, ...]":
-        """Return the most probable classes of an image: a file, or an image of Pillow."""
-        from nomax.evaluate.predict import predict_one  # which loads models itself, as a command
+        """Return the most probable classes of an image, a file or an image of Pillow."""
+        from nomax.evaluate.predict import predict_one  # which imports this module
 
         return predict_one(self, image, top)
 
 
 @dataclass(frozen=True)
 class TrainedTextModel:
-    """A model of text in evaluation mode, its vocabulary, and how it was trained.
+    """A text model in evaluation mode, its vocabulary, and its training config.
 
-    A saved model does not say how: it is taken for one of single segments, in the direction that the data have.
+    A saved model has none: it is assumed to be trained on single segments, in the direction of the data.
     """
 
     name: str
@@ -105,20 +105,20 @@ class TrainedTextModel:
     tokenizer: Tokenizer
     config: TextConfig
     known: bool = True
-    """True if the configuration is that of its training."""
+    """True if `config` is that of its training."""
 
     @property
     def title(self) -> str:
-        """Its name and its φ, or the one that says both, for tables."""
+        """Its name and its φ, or one of them if it says both, for tables."""
         return _title(self.name, display_name(self.model.config.phi))
 
     @property
     def translates(self) -> bool:
-        """True unless it is a language model."""
+        """Whether it is a translation model, not a language model."""
         return self.model.config.encoder_layers > 0
 
     def corpus(self, data: str | None = None, split: str = "test") -> tuple[Corpus, str]:
-        """Load what it is measured on, its own data unless others are given, and say which split that is."""
+        """Load a split of its own data or of others, and return it with the name of the split."""
         if data is None and not self.known:
             raise ValueError(_no_data_set(self.name))
         languages = self.config.languages if self.known else None
@@ -136,24 +136,24 @@ class TrainedTextModel:
 
 
 def load(path: str | Path, device: str | None = None) -> TrainedImageModel:
-    """Load a run folder, a saved model folder, or a model of the hub ("owner/name"); onto a GPU if there is one."""
+    """Load a run folder, a saved model folder, or a model on the hub ("owner/name"), onto a GPU if there is one."""
     trained = load_any(path, device)
     if isinstance(trained, TrainedTextModel):
         own = "nomax translate" if trained.translates else "nomax generate"
-        raise ValueError(f"{path} is a model of text, not of images: nomax evaluate, nomax rows and {own} take it.")
+        raise ValueError(f"{path} is a text model, not an image model: nomax evaluate, nomax rows and {own} take it.")
     return trained
 
 
 def load_text(path: str | Path, device: str | None = None) -> TrainedTextModel:
-    """Load a run folder or a saved model folder of text, onto a GPU if there is one."""
+    """Load a run folder or a saved model folder of a text model, onto a GPU if there is one."""
     trained = load_any(path, device)
     if isinstance(trained, TrainedImageModel):
-        raise ValueError(f"{path} is a model of images, not of text: nomax evaluate and nomax probe take it.")
+        raise ValueError(f"{path} is an image model, not a text model: nomax evaluate and nomax probe take it.")
     return trained
 
 
 def load_any(path: str | Path, device: str | None = None) -> TrainedImageModel | TrainedTextModel:
-    """Load a run or a saved model of images or of text."""
+    """Load a run or a saved model, of images or of text."""
     folder = Path(path).expanduser()
     name = folder.resolve().name if folder.exists() else str(path)
     if not folder.exists() and str(path).count("/") == 1 and str(path)[0] not in "./~":
@@ -173,7 +173,7 @@ def load_any(path: str | Path, device: str | None = None) -> TrainedImageModel |
 
 
 def load_all(paths: Sequence[str], device: str | None, loader: Callable[[str, str | None], Trained]) -> list[Trained]:
-    """Load several with one of the functions above; those of the same name are told apart by their paths."""
+    """Load several with one of the functions above; models of the same name are named by their paths."""
     if not paths:
         raise ValueError("give at least one run: the folder that `nomax train` wrote, or a saved model.")
     if len(set(paths)) < len(paths):
@@ -193,11 +193,11 @@ def _title(name: str, phi: str) -> str:
 
 
 def _no_data_set(name: str) -> str:
-    return f"{name} is a saved model, which does not say its data set; give one with --data."
+    return f"{name} is a saved model, which does not name its data set; give one with --data."
 
 
 def _is_files(data: str) -> bool:
-    """Tell files, which have no splits, from a name or a folder."""
+    """Return whether the data are files, which have no splits, rather than a name or a folder."""
     path = Path(data).expanduser()
     return path.is_file() or ("," in data and not path.exists())
 
@@ -206,7 +206,7 @@ def _moved(model: Any, device: str | None) -> Any:
     where = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         return model.to(where).eval()
-    except (RuntimeError, AssertionError) as error:  # what torch raises for a device that is not there
+    except (RuntimeError, AssertionError) as error:  # which torch raises for a device that is not there
         raise ValueError(f"device {where!r} cannot be used: {str(error).partition(chr(10))[0]}") from error
 
 
@@ -214,13 +214,13 @@ def _is_text(path: Path) -> bool:
     try:
         config = json.loads(path.read_bytes())
     except (ValueError, RecursionError):
-        return (path.parent / VOCABULARY).is_file()  # whoever reads it next says what is wrong with it
+        return (path.parent / VOCABULARY).is_file()  # reading it next reports what is wrong
     return isinstance(config, dict) and "task" in config
 
 
 def _saved_text(name: str, model: ReLUFormer, folder: Path) -> TrainedTextModel:
     if not (folder / VOCABULARY).is_file():
-        raise FileNotFoundError(f"{folder} has no {VOCABULARY}: without its vocabulary a model says nothing.")
+        raise FileNotFoundError(f"{folder} has no {VOCABULARY}: a text model cannot be used without its vocabulary.")
     tokenizer = Tokenizer.load(folder / VOCABULARY)
     tokenizer.check(model.config.vocabulary, vocabulary_digest(folder), str(folder))
     task: Any = {"task": "translate"} if model.config.encoder_layers else {"task": "language", "languages": ("en",)}
@@ -228,7 +228,7 @@ def _saved_text(name: str, model: ReLUFormer, folder: Path) -> TrainedTextModel:
 
 
 def _instead(folder: Path) -> str:
-    """Say what is there instead of a run, and what to do."""
+    """Say what the folder is instead, and what to do."""
     if not folder.is_dir():
         return "there is no such folder. Give the one that `nomax train` wrote (--out)."
     if (folder / "metrics.jsonl").exists():

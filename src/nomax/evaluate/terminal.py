@@ -1,4 +1,4 @@
-"""Common parts of the commands of this folder: arguments, progress, where results go, and how errors are told."""
+"""Shared parts of the commands in this folder: arguments, progress bars, tables, result files and error messages."""
 
 import os
 import sys
@@ -16,56 +16,66 @@ from nomax.console import Console, Progress, Table
 from nomax.data import Source
 from nomax.data.source import part
 
+SEVERAL, HINT = "Run folders that `nomax train` wrote, saved models, or models on the hub.", "(at least one)"
 Runs = tyro.conf.Positional[
-    Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint="(at least one)")]
+    Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN [RUN ...]", help=SEVERAL, help_behavior_hint=HINT)]
 ]
 OneRun = tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RUN")]]
+BatchSize = Annotated[int, tyro.conf.arg(help="Images that pass through the model at a time.")]
+Workers = Annotated[int, tyro.conf.arg(help="Processes that prepare images.")]
+Device = Annotated[str | None, tyro.conf.arg(help="cpu, cuda, …; if not given, a GPU if there is one.")]
+Output = Annotated[Path | None, tyro.conf.arg(help="Also write the results to this JSON file.")]
 
-BEGINNING = 1 << 20  # bytes of a file in which its mark is looked for
+HEAD_BYTES = 1 << 20  # of a file, in which its mark is looked for
 
 SMOKE = "A smoke run: these numbers mean nothing."  # the caption of a table
 
-# What a user can set right, or a model that is broken: told in one line, without a traceback.
+# Mistakes that a user can correct, and broken models: reported in one line, without a traceback.
 EXPECTED = (ValueError, TypeError, OSError, ImportError, FloatingPointError)
 
 
 def progress(console: Console) -> Progress:
-    """Return progress bars that vanish when the work is done."""
+    """Return progress bars that disappear when the work is done."""
     columns = (BarColumn(), MofNCompleteColumn())
     return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)
 
 
 def add_bar(progress: Progress, description: str, total: int) -> Callable[[int], None]:
-    """Add a bar, and return a function that is told how many more are done."""
+    """Add a bar, and return the function to call with the number just done."""
     task = progress.add_task(description, total=total)
     return lambda number: progress.advance(task, number)
 
 
-def results_table(title: str, caption: str | None) -> Table:
-    """Return an empty table with a bold title and a caption on the left."""
-    return Table(box=SIMPLE_HEAD, title=title, caption=caption, title_style="bold", caption_justify="left")
+def results_table(title: str, caption: str | None, text: Sequence[str] = (), numbers: Sequence[str] = ()) -> Table:
+    """Return a table without rows: columns of text, then columns of numbers, which are aligned to the right."""
+    table = Table(box=SIMPLE_HEAD, title=title, caption=caption, title_style="bold", caption_justify="left")
+    for name in text:
+        table.add_column(name)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
 
 
 def print_error(command: str, error: Exception) -> int:
-    """Print what is wrong, and return the exit code for it."""
+    """Print an error, and return its exit code."""
     print(f"nomax {command}: {error}", file=sys.stderr)
     return 2
 
 
 def first_images(source: Source, classes: int, images: int) -> Source:
-    """Return the first images of the first classes: enough to try whether something works."""
+    """Return the first images of the first classes, enough for a smoke run."""
     places = [np.flatnonzero(source.labels == label)[:images] for label in range(classes)]
     return part(source, np.concatenate(places))
 
 
 def default_folder(runs: Sequence[str]) -> Path:
-    """Return where files go that were given no place: the folder of the first run, or here if that is on the hub."""
+    """Return the default folder for output files: that of the first run, or the current one if that is on the hub."""
     first = Path(runs[0]).expanduser()
     return first if first.is_dir() else Path()
 
 
 def check_output(path: Path | None) -> None:
-    """Raise now, rather than when all is computed, if results cannot be written to this file."""
+    """Raise now, rather than after the computation, if results cannot be written to this file."""
     if path is None:
         return
     if path.exists() and not path.is_file():
@@ -76,12 +86,12 @@ def check_output(path: Path | None) -> None:
 
 
 def check_replaceable(command: str, path: Path, mark: str) -> bool:
-    """Return True if an earlier file of the command is here, known by its mark; raise if it is any other file."""
+    """Return whether an earlier file of the command, known by its mark, is here; raise if it is any other file."""
     check_output(path)
     if not path.is_file():
         return False
     with path.open("rb") as file:
-        if mark.encode() not in file.read(BEGINNING):
+        if mark.encode() not in file.read(HEAD_BYTES):
             raise ValueError(
                 f"{path} is there, and nomax {command} did not write it: move it away, or give another --output."
             )
@@ -89,12 +99,12 @@ def check_replaceable(command: str, path: Path, mark: str) -> bool:
 
 
 def written(replaced: bool) -> str:
-    """Return the beginning of a line that says what was written."""
+    """Return the beginning of the line that names the files written."""
     return "Written, in place of an earlier one:" if replaced else "Written:"
 
 
 def write_results(command: str, path: Path | None, content: Any, console: Console) -> int:
-    """Write results as JSON, if a file was named for them, and return the exit code."""
+    """Write results as JSON, if --output names a file, and return the exit code."""
     if path is None:
         return 0
     try:

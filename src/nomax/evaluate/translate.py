@@ -1,4 +1,4 @@
-"""`nomax translate`: lines or documents in, their translations out, in the same order and number, as they come."""
+"""`nomax translate`: translate lines or documents from standard input as they come, one line out for each line in."""
 
 import json
 import os
@@ -25,21 +25,21 @@ from nomax.evaluate.translation import (
     uneven_note,
 )
 
-BLOCK = 1 << 16  # bytes that are read at once, if so many are there
-LONGEST_LINE = 1 << 24  # bytes, so that something that is no text does not fill the memory
+BLOCK = 1 << 16  # bytes to read at once, if there are as many
+LONGEST_LINE = 1 << 24  # bytes, so that a file that is not text does not fill the memory
 LONGEST_DOCUMENT = 10_000  # lines; a longer one is translated in parts, for the same reason
 
 
 class InputError(ValueError):
-    """Some input cannot be translated; `before` are the lines of output that belong to what came before it."""
+    """Some input cannot be translated; `before` holds the output lines of the input before it."""
 
     before: tuple[str, ...] = ()
 
 
 def blocks(stream: IO[bytes]) -> Iterator[list[bytes]]:
-    """Yield the lines of a stream, as many at a time as have come in; it never waits for more than one.
+    """Yield the lines of a stream, as many at a time as have arrived, never waiting for more than one.
 
-    Of a line that is too long the beginning comes, and nothing after it: Stream.take says what is wrong.
+    A line that is too long is cut and ends the stream: Stream.take reports it.
     """
     read = getattr(stream, "read1", stream.read)
     rest = b""
@@ -55,9 +55,9 @@ def blocks(stream: IO[bytes]) -> Iterator[list[bytes]]:
 
 
 class Stream:
-    """Translates blocks of lines. documents: None for single lines, "lines" or "jsonl" as `nomax translate` has it.
+    """Translate blocks of lines. documents: None for single lines; "lines" or "jsonl" as in `nomax translate`.
 
-    split: cut what is too long for the model, instead of raising InputError. languages: source and target, if known.
+    split: split what is too long for the model instead of raising InputError. languages: source and target, if known.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class Stream:
     ) -> None:
         self.translator, self.documents, self.split, self.languages = translator, documents, split, languages
         self.lines = 0
-        self._open: SegmentedDocument = []  # lines of a document whose end has not come yet
+        self._open: SegmentedDocument = []  # lines of a document that has not ended yet
 
     def take(self, block: Iterable[bytes]) -> list[str]:
-        """Return the lines of output that the next lines of input make possible."""
+        """Return the output lines that the next input lines complete."""
         # One for each line (or JSONL document), or for each document with its empty line.
         parsed: list[SegmentedDocument] = []
         names: list[dict[str, Any]] = []
@@ -100,7 +100,7 @@ class Stream:
         return self._written(parsed, names)
 
     def end(self) -> list[str]:
-        """Return what is left when the input has ended: a last document without an empty line after it."""
+        """Return the rest when the input has ended: a last document without an empty line after it."""
         last, self._open = self._open, []
         return self._written([last], []) if last else []
 
@@ -127,7 +127,7 @@ class Stream:
             raise InputError(f"line {self.lines} has more than {LONGEST_LINE:,} bytes: is this a text?")
         try:
             text = raw.decode()
-            # A byte-order mark is no part of the text.
+            # A byte-order mark is not part of the text.
             return (text.removeprefix("\ufeff") if self.lines == 1 else text).strip()
         except UnicodeDecodeError as error:
             raise InputError(
@@ -136,7 +136,7 @@ class Stream:
             ) from error
 
     def _object(self, text: str) -> tuple[dict[str, Any], list[str]]:
-        """Return what a line of JSONL says besides its segments, and these."""
+        """Return the segments in a line of JSONL, and everything else it says, which comes first."""
         example = '{"name": "…", "' + (self.languages[0] if self.languages else "segments") + '": ["…", …]}'
         try:
             content = json.loads(text)
@@ -159,12 +159,12 @@ class Stream:
 
 @dataclass(frozen=True)
 class Options:
-    """Translate what comes in on standard input, line by line: nomax translate RUN < in.txt > out.txt
+    """Translate standard input line by line: nomax translate RUN < in.txt > out.txt
 
     Each line comes out as one line, in the same order; an empty line stays empty. Lines are translated as they come, so
-    that the command can stand in a pipe. Exit codes: 0, 1 for input that cannot be translated (the line is named, and
-    all lines before it are out) or output that cannot be written, 2 for wrong options or a broken model, 130 after
-    Ctrl-C, 141 when nobody reads on.
+    the command works in a pipe. Exit codes: 0; 1 for input that cannot be translated (its line is named, and all lines
+    before it are written) or output that cannot be written; 2 for wrong options or a broken model; 130 after Ctrl-C;
+    141 if the reader closes the pipe.
     """
 
     run: terminal.OneRun
@@ -174,19 +174,18 @@ class Options:
     ] = ()
     """Text to translate: a file or a pipe, no argument."""
     documents: Literal["lines", "jsonl"] | None = None
-    """Translate whole documents: lines, with an empty line after each document, or JSONL, each line an object with a
-    list of segments under the mark of the source language, {"en": ["…", …]}; the translation takes its place, {"es":
-    ["…", …]}, and all else stays. For runs of documents."""
+    """Translate whole documents: lines, with an empty line after each document; or JSONL, each line an object with a
+    list of segments under the code of the source language, {"en": ["…", …]}, which the translation replaces, {"es":
+    ["…", …]}, keeping everything else. For runs of documents."""
     beams: int = 4
-    """Number of hypotheses of a line that are extended; 1 is greedy, and fastest."""
+    """Number of beams of the search; 1 is greedy, and fastest."""
     length_penalty: float = 0.6
-    """0 compares probabilities, more favours longer translations."""
+    """0 compares probabilities; larger values favour longer translations."""
     split: bool = False
-    """Cut what is longer than the model's maximum into sentences, words if need be, instead of stopping there."""
+    """Split what is longer than the model's maximum into sentences, or words if need be, instead of stopping there."""
     batch_size: int = 64
-    """Amount that passes through the model at a time, in 64 tokens."""
-    device: str | None = None
-    """cpu, cuda, …; if not given, a GPU if there is one."""
+    """Units of 64 tokens that pass through the model at a time."""
+    device: terminal.Device = None
 
 
 def run(options: Options) -> int:
@@ -202,7 +201,7 @@ def run(options: Options) -> int:
     try:
         _pass(stream)
     except BrokenPipeError:
-        raise  # nobody reads on, which is no error
+        raise  # the reader closed the pipe, which is not an error
     except FloatingPointError as error:
         return terminal.print_error("translate", FloatingPointError(f"{options.run}: {error}"))
     except (InputError, OSError) as error:
@@ -263,13 +262,13 @@ def _write(lines: Iterable[str]) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        # What is still buffered must not raise at exit.
+        # Whatever is still buffered must not raise at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise OSError(f"the translations cannot be written: {error.strerror}.") from error
 
 
 def _bytes() -> int | None:
-    """Return how much there is to read, if standard input is a file."""
+    """Return the size of standard input, if it is a file."""
     try:
         status = os.fstat(sys.stdin.fileno())
     except (OSError, ValueError):

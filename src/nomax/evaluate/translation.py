@@ -1,6 +1,6 @@
-"""Translations of texts, their BLEU and chrF, and the perplexity of the text itself.
+"""Translate texts, and measure BLEU, chrF and perplexity.
 
-Texts are searched for in batches, packed where the model knows documents, and cut where they are too long.
+Texts are translated in batches, packed if the model knows documents, and split if they are too long.
 """
 
 import math
@@ -13,35 +13,36 @@ import torch
 
 from nomax.data.text import Corpus, Example, Tokenizer, TokenOrder
 from nomax.data.text.batches import evaluation_batches, pad
+from nomax.evaluate.runs import TrainedTextModel
 from nomax.models import ReLUFormer
 from nomax.models.decoding import LARGEST_PENALTY, beam_search
 from nomax.train import TextConfig
 from nomax.train.text import data as text_data
 from nomax.train.text.task import measure
 
-# Of max_length, what a stretch of a document fills with its source. The translation must fit into max_length, too, and
-# can be longer: of the stretches of bible-en-es in 256 tokens, a fifth would not if they filled all; of 3/4, all do.
+# The share of max_length that the source of a stretch of a document may fill. Its translation can be longer and must
+# fit, too: of the stretches of bible-en-es in 256 tokens, a fifth would not fit if sources filled all; with 3/4 all do.
 SHARE = 0.75
-TOKENS = 64  # that count as one of --batch-size
+TOKENS = 64  # per unit of --batch-size
 
-# Where a segment that is too long may be cut: after a sentence, after a word.
+# Where to split a segment that is too long: after a sentence, else after a word.
 _CUTS = (re.compile(r"(?<=[.!?…;:])\s+"), re.compile(r"\s+"))
 
 Tokens = list[int]
 Segment = list[Tokens]  # the parts of a segment: one, unless it had to be cut
 SegmentedDocument = list[Segment]
-Report = Callable[[int], None]  # is told how many more are done
-Start = Callable[[int], Report]  # is told how many there will be
+Report = Callable[[int], None]  # called with the number just done
+Start = Callable[[int], Report]  # called with the total
 
 
 def silent(total: int) -> Report:
-    """Show no progress: a Start."""
+    """Return a report that shows no progress."""
     return lambda done: None
 
 
 @dataclass(frozen=True)
 class Search:
-    """Settings of the search for translations, and how many tokens of sources pass through the model at a time."""
+    """Settings of the beam search, and the number of source tokens that pass through the model at a time."""
 
     beams: int = 4
     length_penalty: float = 0.6
@@ -52,7 +53,7 @@ SEARCH = Search()
 
 
 def search_settings(beams: int, length_penalty: float, batch_size: int) -> Search:
-    """Return the settings that some options ask for; a ValueError names those that cannot be served."""
+    """Return the settings for these options; a ValueError names the options that are out of range."""
     if beams < 1 or batch_size < 1 or not 0 <= length_penalty <= LARGEST_PENALTY:
         raise ValueError(
             f"--beams {beams} and --batch-size {batch_size} must be at least 1, --length-penalty "
@@ -62,7 +63,7 @@ def search_settings(beams: int, length_penalty: float, batch_size: int) -> Searc
 
 
 def translate(model: ReLUFormer, sources: Sequence[Tokens], how: Search = SEARCH) -> Iterator[tuple[int, Tokens]]:
-    """Yield the number and the best translation of each source, as they are found. Tokens are without begin and end."""
+    """Yield the number and the best translation of each source, as they are found, without begin and end tokens."""
     if not sources:
         return
     lengths = [len(source) + 1 for source in sources]
@@ -81,16 +82,16 @@ class TooLongError(ValueError):
 
 
 class Translator:
-    """Translates documents, which are lists of segments. whole: as many segments at once as fit, else one by one."""
+    """Translate documents, which are lists of segments. whole: as many segments at once as fit, else one by one."""
 
     def __init__(self, model: ReLUFormer, tokenizer: Tokenizer, how: Search = SEARCH, whole: bool = False) -> None:
         self.model, self.tokenizer, self.how, self.whole = model, tokenizer, how, whole
-        self.longest = model.config.max_length - 1  # and the end
+        self.longest = model.config.max_length - 1  # leaves room for the end
         self.room = int(SHARE * model.config.max_length)
         self.stretches, self.uneven = 0, 0
 
     def segment(self, text: str, split: bool = True) -> Segment:
-        """Encode a text as the model reads it. One that is too long is cut after sentences or words, or is an error."""
+        """Encode a text as the model reads it. One that is too long is split after sentences or words, or an error."""
         text = " ".join(text.split())
         tokens = self.tokenizer.encode(text)
         if len(tokens) <= self.longest:
@@ -101,10 +102,10 @@ class Translator:
         return [self.tokenizer.encode(part) for part in self._cut(text, 0)]
 
     def translate(self, documents: Sequence[SegmentedDocument], start: Start = silent) -> list[list[str]]:
-        """Return a text for each segment of each document; for an empty one, an empty text.
+        """Return a text for each segment of each document; an empty segment gives an empty text.
 
-        What is translated at once is a stretch. One that comes back with another number of segments is `uneven`: its
-        halves are translated again, down to single segments.
+        A stretch is what is translated at once. If it comes back with another number of segments, it is `uneven`, and
+        its halves are translated again, down to single segments.
         """
         parts = [part for document in documents for segment in document for part in segment]
         texts = ["" for _ in parts]
@@ -114,22 +115,18 @@ class Translator:
         uneven = self._round(parts, stretches, texts, report)
         self.uneven += len(uneven)
         while uneven:
-            middles = [len(stretch) // 2 for stretch in uneven]
-            halves = [
-                half for one, middle in zip(uneven, middles, strict=True) for half in (one[:middle], one[middle:])
-            ]
-            uneven = self._round(parts, halves, texts, report)
+            uneven = self._round(parts, [half for each in uneven for half in _halves(each)], texts, report)
         in_order = iter(texts)
         return [[joined([next(in_order) for _ in segment]) for segment in document] for document in documents]
 
     def _round(
         self, parts: list[Tokens], stretches: list[list[int]], texts: list[str], report: Report
     ) -> list[list[int]]:
-        """Translate stretches, put what comes back into `texts`, and return the uneven ones."""
+        """Translate stretches, put the results into `texts`, and return the uneven stretches."""
         uneven: list[list[int]] = []
-        for number, tokens in translate(self.model, [self._source(parts, one) for one in stretches], self.how):
+        for number, tokens in translate(self.model, [self._source(parts, stretch) for stretch in stretches], self.how):
             stretch = stretches[number]
-            # Byte pieces can spell a line break, which would make two lines of one.
+            # Byte pieces can spell a line break, which would turn one line into two.
             segments = [" ".join(text.split()) for text in self.tokenizer.segments(tokens)]
             segments = [joined(segments)] if len(stretch) == 1 else segments
             if len(segments) != len(stretch):
@@ -145,7 +142,7 @@ class Translator:
         return parts[first] + [token for place in others for token in (self.tokenizer.separator, *parts[place])]
 
     def _packed(self, documents: Sequence[SegmentedDocument]) -> list[list[int]]:
-        """Group places of parts that are translated together. What was cut stays alone; what is empty is left out."""
+        """Group the indices of parts to translate together, without empty ones; parts of a split segment stay alone."""
         stretches: list[list[int]] = []
         place = -1
         for document in documents:
@@ -168,7 +165,7 @@ class Translator:
         return stretches
 
     def _cut(self, text: str, level: int) -> list[str]:
-        """Cut a text into parts that fit, after sentences, else after words, else anywhere."""
+        """Split a text into parts that fit, after sentences, else after words, else anywhere."""
         if level == len(_CUTS):
             middle = len(text) // 2
             halves = [text[:middle], text[middle:]] if middle else []
@@ -185,13 +182,18 @@ class Translator:
         return len(self.tokenizer.encode(text)) <= self.longest
 
 
+def _halves(stretch: list[int]) -> tuple[list[int], list[int]]:
+    middle = len(stretch) // 2
+    return stretch[:middle], stretch[middle:]
+
+
 def joined(texts: Sequence[str]) -> str:
-    """Join texts, without those that are empty."""
+    """Join the texts that are not empty."""
     return " ".join(text for text in texts if text)
 
 
 def uneven_note(count: int, stretches: int) -> str:
-    """Return what is told about stretches of documents that were translated again."""
+    """Return the note on stretches of documents that were translated again."""
     return (
         f"{count:,} of {stretches:,} stretches of documents came back with another number of segments; these were "
         "translated again in smaller parts, down to single segments."
@@ -205,24 +207,19 @@ class Translations:
     segments: list[str]
     documents: list[str]
     stretches: int
-    """Number of stretches, each translated at once: a single segment, or several of a document."""
+    """Number of stretches, which are single segments, or several of a document."""
     uneven: int
-    """Of these, those that came back with another number of segments, and were translated again in smaller parts."""
+    """Number of stretches that came back with another number of segments and were translated again in smaller parts."""
 
 
 def translate_corpus(
-    model: ReLUFormer,
-    tokenizer: Tokenizer,
-    config: TextConfig,
-    corpus: Corpus,
-    how: Search = SEARCH,
-    start: Start = silent,
+    trained: TrainedTextModel, corpus: Corpus, how: Search = SEARCH, start: Start = silent
 ) -> Translations:
-    """Translate the source side of a corpus as `nomax translate --split` does, with --documents where the run has them.
+    """Translate the source side of a corpus like `nomax translate --split`, with --documents if the run has documents.
 
-    What the model is shown does not depend on the target side.
+    The model's input does not depend on the target side.
     """
-    translator = Translator(model, tokenizer, how, whole=config.documents)
+    translator = Translator(trained.model, trained.tokenizer, how, whole=trained.config.documents)
     sources = [[translator.segment(pair.source) for pair in document.pairs] for document in corpus.documents]
     translated = translator.translate(sources, start)
     segments = [text for texts in translated for text in texts]
@@ -231,7 +228,7 @@ def translate_corpus(
 
 @dataclass(frozen=True)
 class Quality:
-    """sacrebleu's BLEU and chrF of some texts, with the signatures that say how they were computed."""
+    """sacrebleu's BLEU and chrF, with the signatures that say how they were computed."""
 
     bleu: float
     chrf: float
@@ -243,7 +240,9 @@ class Quality:
 def quality(hypotheses: Sequence[str], references: Sequence[str]) -> Quality:
     """Return BLEU and chrF of translations, each with one reference."""
     if len(hypotheses) != len(references) or not references:
-        raise ValueError(f"{len(hypotheses):,} hypotheses and {len(references):,} references: as many, and some.")
+        raise ValueError(
+            f"{len(hypotheses):,} hypotheses and {len(references):,} references: give as many, at least one."
+        )
     try:
         import sacrebleu
     except ImportError as error:
@@ -255,42 +254,35 @@ def quality(hypotheses: Sequence[str], references: Sequence[str]) -> Quality:
 
 
 def references(corpus: Corpus) -> tuple[list[str], list[str]]:
-    """Return what translations are compared with: the target of each pair, and of each document."""
+    """Return the references: the target of each pair, and of each document."""
     segments = [pair.target for pair in corpus.pairs()]
     return segments, [joined([pair.target for pair in document.pairs]) for document in corpus.documents]
 
 
 @dataclass(frozen=True)
 class Likelihood:
-    """The negative log-likelihood of all tokens of a text, in nats: how well a model knows it."""
+    """The negative log-likelihood of all tokens of a text, in nats."""
 
     nll: float
     tokens: int
     characters: int
-    """With one for the end of each segment."""
+    """Includes one for the end of each segment."""
 
     @property
     def per_token(self) -> float:
-        """Mean negative log-likelihood of a token, whose exp is the perplexity."""
+        """Mean negative log-likelihood of a token; its exp is the perplexity."""
         return self.nll / self.tokens
 
     @property
     def bits_per_character(self) -> float:
-        """Bits per character, by which models of different vocabularies can be compared."""
+        """Bits per character, which are comparable between vocabularies."""
         return self.nll / self.characters / math.log(2)
 
 
-def likelihood(
-    model: ReLUFormer,
-    tokenizer: Tokenizer,
-    config: TextConfig,
-    corpus: Corpus,
-    tokens: int = 4096,
-    start: Start = silent,
-) -> Likelihood:
-    """Measure how likely the model finds the target side of a corpus, cut as in its training."""
-    examples = text_data.examples(config, corpus, tokenizer)
-    total, count = nll(model, config, examples, tokens, start(len(examples)))
+def likelihood(trained: TrainedTextModel, corpus: Corpus, tokens: int = 4096, start: Start = silent) -> Likelihood:
+    """Measure how likely the model finds the target side of a corpus, cut into examples as in its training."""
+    examples = text_data.examples(trained.config, corpus, trained.tokenizer)
+    total, count = nll(trained.model, trained.config, examples, tokens, start(len(examples)))
     return Likelihood(total, count, sum(len(pair.target) + 1 for pair in corpus.pairs()))
 
 
@@ -302,7 +294,7 @@ def nll(
     tokens: int = 4096,
     report: Report = lambda done: None,
 ) -> tuple[float, int]:
-    """Return the negative log-likelihood of all tokens of the examples' targets, in nats, and their number."""
+    """Return the negative log-likelihood of all target tokens of the examples, in nats, and their number."""
     config = replace(config, normalisation_penalty=0.0, entropy_penalty=0.0)
     total, count = 0.0, 0
     device = next(model.parameters()).device

@@ -1,6 +1,6 @@
-"""Decode texts with a ReLUFormer: translations by beam search, which is greedy with one beam, and samples.
+"""Decode with a ReLUFormer: translate by beam search (greedy with one beam), and sample texts.
 
-B sentences, K beams: the hypotheses of a sentence that are still being extended, all of them of one length.
+B sentences, K beams: the hypotheses of a sentence that are still being extended, all of the same length.
 """
 
 import math
@@ -13,14 +13,14 @@ from torch import Tensor
 
 from nomax.models.reluformer import Encoded, ReLUFormer
 
-LARGEST_PENALTY = 10  # of lengths; far beyond what is of use, and its powers are still numbers
-COLDEST = 1e-6  # of temperatures but 0: logits over it are still numbers
-# Every so many steps, see if tokens from which no beam descends should go.
+LARGEST_PENALTY = 10  # length penalty; far beyond useful values, and its powers are still finite
+COLDEST = 1e-6  # lowest temperature but 0: logits divided by it are still finite
+# Steps between checks whether to drop tokens from which no beam descends.
 PRUNE_EVERY = 16
 
 
 class Hypothesis(NamedTuple):
-    """A translation without its tokens `begin` and `end`, and its score, which `beam_search` explains."""
+    """A translation without the tokens `begin` and `end`, and its score, which `beam_search` explains."""
 
     tokens: list[int]
     score: float
@@ -35,17 +35,17 @@ def beam_search(
     length_penalty: float = 0.6,
     max_length: int | None = None,
 ) -> list[list[Hypothesis]]:
-    """Translate each sentence of source [B, S] into at least one and at most `beams` hypotheses, the best one first.
+    """Translate each sentence of source [B, S] into at least one and at most `beams` hypotheses, best first.
 
-    The score of a hypothesis is log p / ((5 + n) / 6)^length_penalty (Wu et al. 2016), n its tokens with `end`. The
-    result for a sentence does not depend on the others in the batch, except for rounding.
+    The score of a hypothesis is log p / ((5 + n) / 6)^length_penalty (Wu et al. 2016), where n counts its tokens,
+    including `end`. The result for a sentence does not depend on the others in the batch, except for rounding.
 
-    beams: how many hypotheses of a sentence are extended; one that ends makes room for another. 1 is greedy.
-    length_penalty: 0 compares probabilities, more favours longer translations; at most 10.
-    max_length: the most tokens of a hypothesis, counting `end`, which is forced there. None: 10 plus 2 per token of
-        the source.
+    beams: the number of hypotheses to extend per sentence; one that ends makes room for another. 1 is greedy.
+    length_penalty: 0 compares probabilities; larger values, at most 10, favour longer translations.
+    max_length: the most tokens of a hypothesis, including `end`, which is forced there. None: 10 plus 2 per source
+        token.
 
-    A sentence is done when nothing can become better than its best hypothesis, or when `beams` of them have ended.
+    A sentence is done when no extension can beat its best hypothesis, or when `beams` hypotheses have ended.
     """
     _check_search(model, source, beams, length_penalty, max_length)
     with _evaluating(model):
@@ -56,7 +56,7 @@ def beam_search(
 
 
 class _BeamSearch:
-    """The state of a search: the sentences that are not done, and the best hypotheses of all of them."""
+    """The state of a search: the sentences that are not done, and the best hypotheses of all sentences."""
 
     def __init__(
         self, model: ReLUFormer, source: Tensor, beams: int, length_penalty: float, max_length: int | None
@@ -81,8 +81,8 @@ class _BeamSearch:
         self.total = torch.full((count, beams), -torch.inf, dtype=dtype, device=device)  # log p, -inf for no hypothesis
         self.total[:, 0] = 0
 
-        # Of all sentences: how each beam of each length came about, and the best hypotheses that ended: their scores
-        # from the best to the worst, their lengths, and the beams to which `end` was added.
+        # For all sentences: the token and parent of each beam at each length, and the best hypotheses that ended: their
+        # scores, best first, their lengths, and the beams to which `end` was added.
         history = (max(self.limits, default=0), count, beams)
         self.tokens = torch.empty(history, dtype=torch.int32, device=device)
         self.parents = torch.empty(history, dtype=torch.int32, device=device)
@@ -112,20 +112,20 @@ class _BeamSearch:
             self.cache.follow(parent)
 
     def _candidates(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the best 2K extensions of each sentence: log p, token and beam. At most K end, so K can go on."""
+        """Return the best 2K extensions of each sentence: log p, token and beam. At most K of them end."""
         logits = self.cache.decode(self.token).to(self.total.dtype)
         log_p = logits.index_fill_(2, self.forbidden, -torch.inf).log_softmax(2)
         if self.length + 1 in self.limits:
             last = (self.limit == self.length + 1)[:, None, None]
             other = torch.arange(log_p.shape[2], device=log_p.device) != self.end
             log_p.masked_fill_(last & other, -torch.inf)
-        # The best of each beam first: adding up log p for the whole vocabulary would be one more pass over it.
+        # Select within each beam first: adding log p for the whole vocabulary would take another pass over it.
         log_p, token = log_p.topk(min(2 * self.beams, log_p.shape[2]))
         total, place = (log_p + self.total[..., None]).flatten(1).topk(2 * self.beams)
         return total, token.flatten(1).gather(1, place), place // token.shape[2]
 
     def _keep(self, total: Tensor, parent: Tensor, ended: Tensor) -> None:
-        """Add those of the best K extensions that ended to the hypotheses of their sentence."""
+        """Add the best K extensions that ended to the hypotheses of their sentences."""
         total, parent, ended = (x[:, : self.beams] for x in (total, parent, ended))
         scores = total.masked_fill(~ended, -torch.inf) / self._penalty(self.length)
         scores, place = torch.cat([self.scores[self.sentence], scores], 1).topk(self.beams)
@@ -136,21 +136,21 @@ class _BeamSearch:
         self.last_beams[self.sentence] = last_beams.gather(1, place)
 
     def _not_done(self) -> Tensor | None:
-        """Return the indices of unfinished sentences, or None to go on with all: dropping some copies the rest."""
+        """Return the indices of unfinished sentences, or None to keep all, since dropping some copies the rest."""
         scores = self.scores[self.sentence]
-        # "Not less" instead of "at least", so that a broken model's NaN comes to an end, too.
+        # "Not less" rather than "at least", so that a search with NaN ends, too.
         done = ~(scores[:, 0] < self.total[:, 0] / self.largest_penalty) | (scores[:, -1] > -torch.inf)
         count = int(done.sum())
         if 4 * count >= len(done):
             return (~done).nonzero()[:, 0]
-        if count:  # however long they stay, nothing comes of them any more
+        if count:  # they stay, but get no more hypotheses
             self.total = self.total.masked_fill(done[:, None], -torch.inf)
         return None
 
     def hypotheses(self) -> list[list[Hypothesis]]:
-        """Read all texts off the history at once, from their ends to their beginnings."""
+        """Trace all texts back through the history, from the end to the beginning."""
         if not (self.scores[:, :1] > -torch.inf).all():
-            raise FloatingPointError("the model's logits are not finite, so that no translation has a probability.")
+            raise FloatingPointError("the model's logits are not finite, so no translation has a probability.")
         texts, beam = torch.zeros_like(self.tokens), self.last_beams
         for i in reversed(range(int(self.lengths.max()) - 1 if len(self.lengths) else 0)):
             texts[i] = self.tokens[i].gather(1, beam)
@@ -166,23 +166,23 @@ class _BeamSearch:
 
 
 class BeamCache(Protocol):
-    """The keys and values of what the beams of a search have decoded; token and parent are [B, K]."""
+    """The keys and values of the tokens in the beams of a search; token and parent are [B, K]."""
 
     def decode(self, token: Tensor) -> Tensor:
-        """Add a token to every beam, the same one at first, and return the logits [B, K, vocabulary] of the next."""
+        """Add a token to each beam, the same one at first, and return the logits [B, K, vocabulary] of the next."""
 
     def follow(self, parent: Tensor) -> None:
-        """Let beam k of a sentence continue its former beam parent[k]."""
+        """Make beam k of each sentence continue its former beam parent[k]."""
 
     def select(self, sentences: Tensor) -> None:
-        """Go on with these sentences only."""
+        """Keep only these sentences."""
 
 
 class TreeCache:
-    """Keep the beams of a sentence as alternatives for one position; `ancestors` tells which tokens each descends from.
+    """Keep the beams of a sentence as alternatives for one position; `ancestors` marks the tokens in each beam's past.
 
-    So continuing another beam moves some booleans instead of keys and values; the source's keys and values are there
-    once per sentence; and the beams of a sentence share the work of reading both.
+    Continuing another beam then moves booleans instead of keys and values, each sentence has one copy of the source's
+    keys and values, and the beams of a sentence share the work of reading both.
     """
 
     def __init__(self, model: ReLUFormer, encoded: Encoded, beams: int) -> None:
@@ -212,7 +212,7 @@ class TreeCache:
         self.caches.reorder(sentences)
 
     def _prune(self) -> None:
-        """Drop tokens from which no beam descends, once they are a quarter of all."""
+        """Drop tokens from which no beam descends, once they are a quarter of all tokens."""
         alive = self.ancestors.any(1)
         most = int(alive.sum(1).max())
         if 4 * most <= 3 * alive.shape[1]:
@@ -222,10 +222,10 @@ class TreeCache:
 
 
 class CopyingCache:
-    """Keep every beam as a sequence of its own, whose keys and values are copied when another beam continues it.
+    """Keep each beam as a separate sequence, and copy its keys and values when another beam continues it.
 
-    This is the plain way, for greedy search, where nothing is copied, and for rotary positions, which a cache counts
-    by its tokens: it cannot hold several for one position.
+    Used for greedy search, where nothing is copied, and for rotary positions, which a cache derives from its number of
+    tokens, so that it cannot hold several tokens for one position.
     """
 
     def __init__(self, model: ReLUFormer, encoded: Encoded, beams: int) -> None:
@@ -259,13 +259,13 @@ def sample(
     top_p: float | None = None,
     seed: int = 0,
 ) -> list[list[int]]:
-    """Continue each text of prompt [B, T] by at most max_new tokens, and return what was added, up to `end`.
+    """Continue each text of prompt [B, T] by at most max_new tokens, and return the new tokens, up to `end`.
 
-    The prompts are all of one length, which may be 0, and do not hold the token `begin`.
+    All prompts have the same length, which may be 0, and do not contain the token `begin`.
 
-    temperature: logits are divided by it, from 1e-6 to 1e6; 0 takes the likeliest token.
-    top_k: take only one of so many likeliest tokens.
-    top_p: take only one of the likeliest tokens that have at least this probability together.
+    temperature: divides the logits, from 1e-6 to 1e6; 0 takes the likeliest token.
+    top_k: choose only among this many likeliest tokens.
+    top_p: choose only among the likeliest tokens that together have at least this probability.
     seed: the same seed gives the same texts.
     """
     steps = stream(model, prompt, max_new, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
@@ -285,7 +285,7 @@ def stream(
     top_p: float | None = None,
     seed: int = 0,
 ) -> Iterator[Tensor]:
-    """Yield what `sample` adds, as it comes: the next token of each text [B], or padding where a text has ended."""
+    """Yield the tokens of `sample` one at a time: the next of each text, [B], or padding for texts that have ended."""
     config = model.config
     _check_sample(model, prompt, max_new, temperature, top_k, top_p)
     generator = torch.Generator(prompt.device).manual_seed(seed)
@@ -299,10 +299,10 @@ def stream(
             logits = model.decode(text, caches=caches)[:, -1].float().index_fill_(1, forbidden, -torch.inf)
             best, token = logits.topk(choices)
             if not best[:, :1].isfinite().all():
-                raise FloatingPointError("the model's logits are not finite, so that no token has a probability.")
+                raise FloatingPointError("the model's logits are not finite, so no token has a probability.")
             if choices > 1:
                 p = (best / temperature).softmax(1)
-                if top_p is not None:  # a token stays if those before it, which are likelier, do not reach top_p
+                if top_p is not None:  # keep a token if the likelier ones before it do not reach top_p
                     p = p.masked_fill(p.cumsum(1, dtype=torch.float64) - p >= top_p, 0)
                 token = token.gather(1, p.multinomial(1, generator=generator))
             going = going & (token != config.end)
@@ -314,7 +314,7 @@ def stream(
 
 @contextmanager
 def _evaluating(model: ReLUFormer) -> Iterator[None]:
-    """Switch dropout off, in the middle of training too."""
+    """Switch dropout off, even in the middle of training."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -353,7 +353,7 @@ def _check_sample(
         raise ValueError(f"top_k={top_k!r} must be at least 1, or None for the whole vocabulary.")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p={top_p!r} must be more than 0 and at most 1, or None for the whole vocabulary.")
-    # The last token is never read, so the model needs no position for it, but one for `begin`.
+    # The last token needs no position, since it is never read, but `begin` does.
     most = model.config.max_length - prompt.shape[1]
     if type(max_new) is not int or not 0 <= max_new <= most:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Models on disk in the layout of the Hugging Face hub: config.json, model.safetensors, and README.md as model card."""
+"""Save and load models in the layout of the Hugging Face hub: config.json, model.safetensors, and a README.md card."""
 
 import hashlib
 import html
@@ -23,20 +23,20 @@ from nomax._files import atomic, did_you_mean, read_json
 
 VIT, RELUFORMER = "nomax-vit", "nomax-reluformer"  # model_type in config.json
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
-VOCABULARY = "vocabulary.model"  # beside a text model, if whoever trained it put one there
-MOST_NAMES = 20  # classes that the card lists; config.json has all of them
-# A config may ask for twice the weights there are and 64 MB, so that a slip is told tensor by tensor, and for 1 GiB of
-# fixed positions, which no file has.
+VOCABULARY = "vocabulary.model"  # beside a text model, if its training put one there
+MOST_NAMES = 20  # classes listed on the card; config.json has all of them
+# A config may ask for twice the stored weights plus 64 MB, so that a slip is reported tensor by tensor, and for 1 GiB
+# of fixed positions, which are not stored.
 SLACK, MOST_FIXED = 2**24, 2**28
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 class Pretrained(nn.Module):
-    """A model with from_pretrained, save_pretrained and push_to_hub: nomax.models.load and save, and `push`."""
+    """A model with from_pretrained, save_pretrained and push_to_hub."""
 
     @classmethod
     def from_pretrained(cls, name: str | Path, revision: str | None = None, **hub: Any) -> Self:
-        """Read a model from a folder, or by its id ("owner/name") from the Hugging Face hub; it comes in eval mode.
+        """Load a model in eval mode from a folder, or by its id ("owner/name") from the Hugging Face hub.
 
         revision: the branch, tag or commit to fetch from the hub; hub: token, cache_dir, local_files_only.
         """
@@ -47,35 +47,35 @@ class Pretrained(nn.Module):
         return model
 
     def save_pretrained(self, folder: str | Path, card: Mapping[str, object] | None = None) -> None:
-        """Write config.json, model.safetensors and README.md, the model card, into a folder.
+        """Write config.json, model.safetensors and the model card, README.md, to a folder.
 
-        card: what the README should tell besides the config, e.g. data, recipe, accuracy and command.
+        card: entries for the model card besides the config, e.g. data, recipe, accuracy and command.
         """
         save(self, folder, card)
 
     def push_to_hub(self, name: str, card: Mapping[str, object] | None = None, **hub: Any) -> str:
-        """Upload the model to the Hugging Face hub as "owner/name", creating it if need be, and return its address.
+        """Upload the model to the Hugging Face hub as "owner/name", creating it if need be, and return its URL.
 
-        card: as for save_pretrained. hub: vocabulary, the file that belongs to a model of text; private, of a new one;
-        token, revision, commit_message and create_pr, which huggingface_hub.upload_folder explains.
+        card: as for save_pretrained. hub: vocabulary, the file of a text model; private, for a new repository; token,
+        revision, commit_message and create_pr, as for huggingface_hub.upload_folder.
         """
         return push(self, name, card, **hub)
 
 
 def _model_classes() -> dict[str, tuple[Any, Any]]:
-    """Return the config and the model that each model_type stands for; a new kind of model is one more row."""
-    from nomax.models.reluformer import ReLUFormer, ReLUFormerConfig  # which import this module
+    """Return the config and model class of each model_type; a new kind of model is one more row."""
+    from nomax.models.reluformer import ReLUFormer, ReLUFormerConfig  # these import this module
     from nomax.models.vit import ViT, ViTConfig
 
     return {VIT: (ViTConfig, ViT), RELUFORMER: (ReLUFormerConfig, ReLUFormer)}
 
 
 def save(model: nn.Module, folder: str | Path, card: Mapping[str, object] | None = None) -> None:
-    """Write a model into a folder, from which `load` makes exactly this model again.
+    """Write a model to a folder, from which `load` restores it exactly.
 
-    card: what the README should tell besides the config, e.g. data, recipe, accuracy and command.
+    card: entries for the model card besides the config, e.g. data, recipe, accuracy and command.
 
-    If vocabulary.model is in that folder already, the weights note its SHA-256, so that no other passes for it.
+    If vocabulary.model is already in the folder, the weights record its SHA-256, so that no other is mistaken for it.
     """
     kind = _model_type(model)
     config: Any = model.config
@@ -83,7 +83,7 @@ def save(model: nn.Module, folder: str | Path, card: Mapping[str, object] | None
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    # A single entry: safetensors writes several in any order, but equal models make equal files.
+    # A single entry, since safetensors writes several in any order, and equal models should make equal files.
     metadata = {"format": "pt"}
     if (folder / VOCABULARY).is_file():
         metadata = {VOCABULARY: hashlib.sha256((folder / VOCABULARY).read_bytes()).hexdigest()}
@@ -94,7 +94,7 @@ def save(model: nn.Module, folder: str | Path, card: Mapping[str, object] | None
         config_file.write((json.dumps(settings, indent=2) + "\n").encode())
         card_file.write(_card(kind, settings, model, card or {}).encode())
         save_file(tensors, weights_file.name, metadata)
-        # All are on the disk before the first takes its place, so that a full disk or a crash leaves the old model.
+        # All are on the disk before the first is renamed, so that a full disk or a crash leaves the old model.
         for file in (config_file, card_file, weights_file):
             file.flush()
             os.fsync(file.fileno())
@@ -108,9 +108,9 @@ def load(
     cache_dir: str | Path | None = None,
     local_files_only: bool = False,
 ) -> Any:
-    """Read a model from a folder, or by its id ("owner/name") from the Hugging Face hub; it comes in eval mode.
+    """Load a model in eval mode from a folder, or by its id ("owner/name") from the Hugging Face hub.
 
-    revision: the branch, tag or commit to fetch from the hub. token, cache_dir and local_files_only are those of
+    revision: the branch, tag or commit to fetch from the hub. token, cache_dir and local_files_only: as for
     huggingface_hub.snapshot_download.
     """
     given = {"token": token, "cache_dir": cache_dir, "local_files_only": local_files_only or None}
@@ -128,7 +128,7 @@ def load(
 
 @contextmanager
 def _reading(weights: Path) -> Iterator[None]:
-    """Name the file if its weights cannot be read."""
+    """Name the file in errors if its weights cannot be read."""
     try:
         yield
     except FileNotFoundError:
@@ -138,14 +138,14 @@ def _reading(weights: Path) -> Iterator[None]:
 
 
 def _check_size(config: Any, folder: Path) -> None:
-    """Raise if the config asks for a model far beyond the weights, before that model takes any memory.
+    """Raise, before allocating memory, if the config asks for a model far larger than the weights.
 
     A smaller difference is left to `fill`, which names every tensor.
     """
     with safe_open(folder / WEIGHTS, "pt") as file:
-        there = sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
+        stored = sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
     for asked, most, what in (
-        (config.matrix_numbers, 2 * there + SLACK, f"{folder / WEIGHTS} has {there:,}"),
+        (config.matrix_numbers, 2 * stored + SLACK, f"{folder / WEIGHTS} has {stored:,}"),
         (config.fixed_numbers, MOST_FIXED, f"no more than {MOST_FIXED:,} may be fixed positions"),
     ):
         if asked > most:
@@ -156,13 +156,13 @@ def _check_size(config: Any, folder: Path) -> None:
 
 
 def vocabulary_digest(folder: Path) -> str | None:
-    """Return the SHA-256 of the vocabulary that was beside a model when it was saved, if there was one."""
+    """Return the SHA-256 of the vocabulary that was saved with a model, if any."""
     with _reading(folder / WEIGHTS), safe_open(folder / WEIGHTS, "pt") as file:
         return (file.metadata() or {}).get(VOCABULARY)
 
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Copy weights into a model, all of them and nothing else; an error names each that does not fit."""
+    """Copy weights into a model, exactly all of them; an error names each that does not fit."""
     wanted = model.state_dict()
     wrong = [f"missing: {key} {list(tensor.shape)}" for key, tensor in wanted.items() if key not in tensors]
     wrong += [f"unexpected: {key} {list(tensor.shape)}" for key, tensor in tensors.items() if key not in wanted]
@@ -212,9 +212,9 @@ def _read_config(path: Path) -> tuple[Any, Any]:
 
 
 def download(name: str, revision: str | None = None, **options: Any) -> Path:
-    """Return the folder of a model of the Hugging Face hub, from its cache or fetched now."""
+    """Return the folder of a model from the Hugging Face hub, cached or fetched now."""
     if not _HUB_ID.fullmatch(name):
-        raise FileNotFoundError(f"there is no folder {name!r}, nor is that the id of a model on the hub (owner/name).")
+        raise FileNotFoundError(f"there is no folder {name!r}, nor is it the id of a model on the hub (owner/name).")
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
@@ -225,7 +225,7 @@ def download(name: str, revision: str | None = None, **options: Any) -> Path:
     files = [CONFIG, WEIGHTS, CARD, VOCABULARY]
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=files, **options))
-    except (OSError, ValueError) as error:  # no network, no such model, no right to it: all of them are OSErrors
+    except (OSError, ValueError) as error:  # no network, no such model, no access: all are OSErrors
         raise FileNotFoundError(
             f"there is no folder {name!r}, and no model of that name came from the Hugging Face hub: {_why(error)}"
         ) from error
@@ -243,11 +243,11 @@ def push(
     commit_message: str = "Upload a model of nomax",
     create_pr: bool = False,
 ) -> str:
-    """Save a model and upload it to the Hugging Face hub as "owner/name", creating it if need be; return its address.
+    """Save a model and upload it to the Hugging Face hub as "owner/name", creating it if need be; return its URL.
 
-    card: as for `save`. vocabulary: the file that belongs to a model of text. private: of a new one, whether others
-    cannot see it. token: a token of the hub, if not the one that is stored on this machine. revision: the branch.
-    create_pr: propose the change instead of making it.
+    card: as for `save`. vocabulary: the file of a text model. private: hide a new repository from others. token: a
+    token for the hub, if not the one stored on this machine. revision: the branch. create_pr: propose the change
+    instead of making it.
     """
     try:
         from huggingface_hub import create_branch, create_repo, upload_folder
@@ -276,22 +276,22 @@ def push(
 
 
 def _why(error: Exception) -> str:
-    """Return why the hub did not serve, in a line."""
+    """Return in one line why the hub failed."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return "HF_HUB_OFFLINE is set, so only models that were downloaded before can be read. Unset it to go online."
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _card(kind: str, settings: Mapping[str, object], model: nn.Module, card: Mapping[str, object]) -> str:
-    """Return the model card: what the hub reads between the dashes, then what people read."""
+    """Return the model card: metadata for the hub between dashes, then text for people."""
     phi = settings["phi"]
     title = " ".join([type(model).__name__, *([str(settings["variant"])] if "variant" in settings else [])])
     parameters = sum(parameter.numel() for parameter in model.parameters())
     front = {"library_name": "nomax", "tags": ["nomax", kind, "attention"], "pipeline_tag": _task(kind, model)}
-    told = {"φ": f"`{phi}`", "parameters": f"{parameters:,}", **{str(key): value for key, value in card.items()}}
+    entries = {"φ": f"`{phi}`", "parameters": f"{parameters:,}", **{str(key): value for key, value in card.items()}}
     if kind == VIT:
-        told |= _use(model)
-    rows = "".join(f"| {_cell(key)} | {_cell(_code(key, value))} |\n" for key, value in told.items())
+        entries |= _use(model)
+    rows = "".join(f"| {_cell(key)} | {_cell(_code(key, value))} |\n" for key, value in entries.items())
     config = "".join(f"| {key} | `{json.dumps(value)}` |\n" for key, value in settings.items() if key != "classes")
     # JSON is YAML, so no value can break out of the header.
     header = "".join(f"{key}: {json.dumps(value)}\n" for key, value in front.items())
@@ -306,22 +306,22 @@ def _card(kind: str, settings: Mapping[str, object], model: nn.Module, card: Map
 
 
 def _use(model: nn.Module) -> dict[str, object]:
-    """Return what the user of an image classifier has to know."""
+    """Return what a user of an image classifier needs to know."""
     config: Any = model.config
-    told: dict[str, object] = {}
+    rows: dict[str, object] = {}
     if config.preprocessing is not None:
-        told["images"] = config.preprocessing.spelled(*config.image, config.channels)
+        rows["images"] = config.preprocessing.spelled(*config.image, config.channels)
     if config.probabilities is not None:
-        told["probabilities"] = f"the {config.probabilities} of the logits"
+        rows["probabilities"] = f"the {config.probabilities} of the logits"
     if config.classes is not None:
         names = ", ".join(f"{label}: {html.escape(name)}" for label, name in enumerate(config.classes[:MOST_NAMES]))
         more = len(config.classes) - MOST_NAMES
-        told["classes"] = f"{names}, and {more:,} more in {CONFIG}" if more > 0 else names
-    return told
+        rows["classes"] = f"{names}, and {more:,} more in {CONFIG}" if more > 0 else names
+    return rows
 
 
 def _example(kind: str, model: Any) -> str:
-    """Return how to load the model, and how to put it to use."""
+    """Return an example of loading and using the model."""
     place = '"path of this folder, or its id on the hub"'
     if kind == VIT and model.head is not None:
         return (
@@ -338,7 +338,7 @@ def _example(kind: str, model: Any) -> str:
 
 
 def _task(kind: str, model: Any) -> str:
-    """Return what the model does, in the words of the hub."""
+    """Return the hub's name for the model's task."""
     if kind == RELUFORMER:
         return "translation" if model.config.encoder_layers else "text-generation"
     return "image-classification" if model.head is not None else "image-feature-extraction"

@@ -1,10 +1,10 @@
-"""ReLUFormer (Shen et al. 2023): a transformer for text with ReLU in all attention and memories as feed-forward layers.
+"""ReLUFormer (Shen et al. 2023): a text transformer with ReLU attention and memories as feed-forward layers.
 
     source → embedding → encoder: (attention, memory) × layers ─┐
     target → embedding → decoder: (causal attention, attention to the source, memory) × layers → logits
 
-B sequences, S source and T target tokens, all of them `dim` wide. Padding is on the right and is read off the ids: no
-token attends to it, and it is not counted in L. Without an encoder the decoder is a language model.
+B sequences, S source and T target tokens, each `dim` wide. Padding is on the right and is recognised by its id; no
+token attends to it, and it does not count in L. Without an encoder, the decoder is a language model.
 """
 
 import math
@@ -23,7 +23,7 @@ from nomax.nn.attention import Learned
 from nomax.nn.linear import linear
 from nomax.phi import ACTIVATIONS, SOFTMAX, Phi
 
-MOST_LAYERS = 1000  # of the encoder and of the decoder: as deep as transformers have been made; more is a slip
+MOST_LAYERS = 1000  # of the encoder and of the decoder: the deepest transformers so far; more is a mistake
 
 Order = Literal["pre", "post"]
 Positions = Literal["sinusoidal", "rotary"]
@@ -31,9 +31,9 @@ Positions = Literal["sinusoidal", "rotary"]
 
 @dataclass(frozen=True)
 class ReLUFormerConfig:
-    """Define a ReLUFormer, apart from its weights. `dataclasses.asdict` of it is plain JSON.
+    """The config of a ReLUFormer. `dataclasses.asdict` of it is plain JSON.
 
-    The transformers that ReLUFormer is compared with are changes of these fields:
+    These fields also give the transformers that ReLUFormer is compared with:
 
         softmax                  phi="softmax", learned_gain=None    (also "sparsemax" and "entmax15")
         ReLU put in directly     phi="relu", learned_gain=None
@@ -50,14 +50,14 @@ class ReLUFormerConfig:
     decoder_layers: int = 6
     slots: int = 1024  # of each feed-forward layer, which is a memory
     phi: str = RELUFORMER
-    learned_gain: Learned | None = "head"  # √2/γ: one per head, one per layer, or as φ and gamma have it
-    gamma: float = 1.0  # divides φ's gain, or where it starts if learned: √(n/π) lets new rows over n keys sum to 1
+    learned_gain: Learned | None = "head"  # √2/γ: one per head, one per layer, or fixed by φ and gamma
+    gamma: float = 1.0  # divides φ's (initial) gain: with √(n/π), rows over n keys sum to 1 at initialisation
     memory_phi: str = "relu"
     memory_norm: bool = False
     joined_norm: Literal["rela"] | None = None
-    norm: Order = "pre"  # LayerNorm of what a part reads, or ("post") of the sum to which it was added
+    norm: Order = "pre"  # LayerNorm before each part, or ("post") after the residual sum
     positions: Positions = "sinusoidal"
-    dropout: float = 0.1  # of the embedded tokens and of what each part adds
+    dropout: float = 0.1  # of the embedded tokens and the output of each part
     max_length: int = 4096  # of the source and of the target, in tokens
     padding: int = 0  # these three are the ids of special tokens
     begin: int = 1
@@ -76,7 +76,7 @@ class ReLUFormerConfig:
                 raise ValueError(f"{name}={getattr(self, name)!r} must be at most {MOST_LAYERS:,}.")
         if not 0 <= self.dropout <= 1:
             raise ValueError(f"dropout={self.dropout!r} must be a probability, from 0 to 1.")
-        # A rotation turns pairs within a head, and a sine has its cosine.
+        # Rotations act on pairs within a head, and each sine has its cosine.
         parts = 2 * self.heads if self.positions == "rotary" else self.heads
         if self.dim % parts or self.dim % 2:
             even = " with an even quotient" if self.positions == "rotary" else " and even"
@@ -88,13 +88,13 @@ class ReLUFormerConfig:
             )
         if Phi.parse(self.phi).length == "keys":
             raise ValueError(
-                f"phi={self.phi!r} counts padding and what comes later, so a text would depend on its batch, and be "
-                'decoded other than trained. Leave ", L=keys" out, which counts what a token sees, or give a number.'
+                f"phi={self.phi!r} counts padding and later tokens, so a text would depend on its batch, and decoding "
+                'would differ from training. Leave out ", L=keys" to count the keys a token sees, or give a number.'
             )
         if not 0 < self.gamma < math.inf or (self.gamma != 1 and Phi.parse(self.phi).activation not in ACTIVATIONS):
             raise ValueError(
-                f"gamma={self.gamma!r} must be a number above 0, and 1 for a φ that normalises each row itself, such "
-                "as softmax."
+                f"gamma={self.gamma!r} must be a number above 0, and 1 for a φ that normalises each row itself, like "
+                "softmax."
             )
         if Phi.parse(self.memory_phi).activation not in (*ACTIVATIONS, SOFTMAX):
             raise ValueError(f'memory_phi={self.memory_phi!r} must be "softmax" or a pointwise φ such as "relu".')
@@ -106,31 +106,31 @@ class ReLUFormerConfig:
 
     @property
     def matrix_numbers(self) -> int:
-        """Count the numbers in the weights, except for biases, norms and other small things."""
+        """Number of weights, without biases, norms and other small parameters."""
         attentions = self.encoder_layers + self.decoder_layers * (2 if self.encoder_layers else 1)
         memories = self.encoder_layers + self.decoder_layers
         return self.dim * (self.vocabulary + 4 * self.dim * attentions + 2 * self.slots * memories)
 
     @property
     def fixed_numbers(self) -> int:
-        """Count the numbers that belong to the model but are not weights."""
+        """Number of values in the model that are not weights."""
         return self.max_length * self.dim if self.positions == "sinusoidal" else 0
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """The encoded source: its states [B, S, dim], and a mask [B, 1, 1, S] that is True where there is a token."""
+    """The encoded source: its states [B, S, dim], and a mask [B, 1, 1, S], True for tokens and False for padding."""
 
     states: Tensor
     mask: Tensor
 
     def select(self, sequences: Tensor) -> "Encoded":
-        """Return the part of these sequences."""
+        """Return the entries of these sequences."""
         return Encoded(self.states[sequences], self.mask[sequences])
 
 
 class Caches:
-    """The keys and values of what was decoded so far, and those of the source, which are computed once."""
+    """The keys and values of the tokens decoded so far, and of the source, which are computed once."""
 
     def __init__(self, layers: int) -> None:
         self.own = [KeyValueCache() for _ in range(layers)]
@@ -138,7 +138,7 @@ class Caches:
         self.position = 0  # of the next token
 
     def reorder(self, sequences: Tensor, source: bool = True) -> None:
-        """Let sequence i continue the former sequence sequences[i]; source=False if both have the same source."""
+        """Make sequence i continue the former sequence sequences[i]; source=False if both have the same source."""
         for cache in (*self.own, *(self.source if source else ())):
             cache.reorder(sequences)
 
@@ -150,19 +150,19 @@ class Caches:
 
 @dataclass(frozen=True)
 class View:
-    """The keys that an attention may see: a context or x itself, a mask or causality, and its cache."""
+    """The keys that an attention may see: those of a context or x itself, a mask or causality, and a cache."""
 
     context: Tensor | None = None
     mask: Tensor | None = None
     is_causal: bool = False
     cache: KeyValueCache | None = None
-    # For penalties: how many keys each query sees, broadcasting to [B, heads, queries], and 0 for one that is padding:
-    # such a row is in none of them.
+    # For penalties: the number of keys each query sees, broadcasting to [B, heads, queries], and 0 for padding, whose
+    # rows do not count.
     visible: Tensor | None = None
 
 
 class Tally:
-    """Call attention, and keep the penalties of its rows if they are asked for."""
+    """Call attention, and keep the penalties of its rows if wanted."""
 
     def __init__(self, wanted: bool | Literal["sequences"], margin: float = 0.7) -> None:
         self.penalties: list[Penalties] | None = [] if wanted else None
@@ -178,13 +178,13 @@ class Tally:
         return out
 
     def mean(self) -> Penalties:
-        """Return the mean over attentions, each with the same weight however many rows it has."""
+        """Return the mean over attentions, which count equally however many rows they have."""
         normalisation, entropy = zip(*self.penalties or (), strict=True)
         return Penalties(torch.stack(normalisation).mean(0), torch.stack(entropy).mean(0))
 
 
 class Layer(nn.Module):
-    """Attention, when translating attention to the source, then the memory: each is added to its input."""
+    """Attention, attention to the source when translating, then the memory, each with a residual connection."""
 
     def __init__(self, config: ReLUFormerConfig, *, reads_source: bool) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ class Layer(nn.Module):
 class ReLUFormer(Pretrained):
     """A transformer for text: ReLUFormer(vocabulary=8000, dim=256), with the fields of ReLUFormerConfig as arguments.
 
-    Tokens are [B, length] integers. A target begins with the token `begin`, and what follows is what logits predict.
+    Tokens are [B, length] integers. A target begins with the token `begin`; the logits predict the tokens after it.
     """
 
     sinusoids: Tensor | None
@@ -226,8 +226,8 @@ class ReLUFormer(Pretrained):
         super().__init__()
         self.config = config = ReLUFormerConfig(vocabulary, **settings)
         translates = config.encoder_layers > 0
-        # One matrix embeds source and target and makes the logits. With this deviation both start with variance 1:
-        # embedded tokens, which are scaled by √dim, and the products of it with states that LayerNorm has left.
+        # One matrix embeds source and target and gives the logits. With this deviation, both start with variance 1: the
+        # embedded tokens, which are scaled by √dim, and the products with states normalised by LayerNorm.
         self.embedding = nn.Embedding(vocabulary, config.dim)
         nn.init.normal_(self.embedding.weight, std=1 / math.sqrt(config.dim))
         sinusoids = sines(config.max_length, config.dim) if config.positions == "sinusoidal" else None
@@ -235,13 +235,13 @@ class ReLUFormer(Pretrained):
         self.dropout = nn.Dropout(config.dropout)
         self.encoder = nn.ModuleList(Layer(config, reads_source=False) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(Layer(config, reads_source=translates) for _ in range(config.decoder_layers))
-        pre = config.norm == "pre"  # the sum of all parts has had no norm yet
+        pre = config.norm == "pre"  # then the residual stream has had no norm yet
         self.encoder_norm = nn.LayerNorm(config.dim, eps=1e-6) if pre and translates else nn.Identity()
         self.decoder_norm = nn.LayerNorm(config.dim, eps=1e-6) if pre else nn.Identity()
 
     @classmethod
     def from_config(cls, config: ReLUFormerConfig) -> "ReLUFormer":
-        """Return the model that a config describes, with new weights."""
+        """Return a model with this config and new weights."""
         return cls(**asdict(config))
 
     def forward(
@@ -252,10 +252,10 @@ class ReLUFormer(Pretrained):
         penalties: bool | Literal["sequences"] = False,
         margin: float = 0.7,
     ) -> Tensor | tuple[Tensor, Penalties]:
-        """Return logits [B, T, vocabulary] of the token after each of target; a language model takes its text alone.
+        """Return logits [B, T, vocabulary] for the token after each target token; a language model takes only its text.
 
-        penalties: return also the two of ReLUFormer, averaged over tokens, heads and layers; with "sequences" [B] each,
-            of every sequence by itself, which do not depend on the others in the batch.
+        penalties: also return ReLUFormer's two penalties, averaged over tokens, heads and layers; with "sequences" for
+            each sequence, [B], independent of the others in the batch.
         margin: the share of log n above which the entropy of a row over n keys is penalised.
         """
         tally = Tally(penalties, margin)
@@ -280,18 +280,18 @@ class ReLUFormer(Pretrained):
         caches: Caches | None = None,
         ancestors: Tensor | None = None,
     ) -> Tensor:
-        """Return logits [B, T, vocabulary] of the token after each of target.
+        """Return logits [B, T, vocabulary] for the token after each target token.
 
-        caches: target continues what they hold, and is added to it.
-        ancestors: target's tokens are T alternatives for one position instead of a sequence, as in beam search; True in
-          [B, T, tokens in the caches with these] where a token belongs to an alternative's past, or is the alternative.
+        caches: target continues the tokens in them, and is added to them.
+        ancestors: the target tokens are T alternatives for one position, as in beam search, instead of a sequence. [B,
+          T, tokens in the caches with these]: True where a token is in the past of an alternative, or is it.
         """
         if (encoded is None) == bool(self.encoder):
             raise ValueError("encoded must be what model.encode returns, and None for a model with encoder_layers=0.")
         return self._decode(target, encoded, caches, ancestors, Tally(False))
 
     def caches(self) -> Caches:
-        """Return empty caches, to decode token by token."""
+        """Return empty caches for decoding token by token."""
         return Caches(self.config.decoder_layers)
 
     def _encode(self, source: Tensor, tally: Tally) -> Encoded:
@@ -309,7 +309,7 @@ class ReLUFormer(Pretrained):
         start = 0 if caches is None else caches.position
         end = start + (target.shape[1] if ancestors is None else 1)
         x = self._embed(target, start, "target", end)
-        # Padding is on the right, so causality alone keeps tokens from seeing it.
+        # Padding is on the right, so causality alone hides it from the tokens.
         own = View(is_causal=True) if ancestors is None else View(mask=ancestors[:, None])
         tokens = (target != self.config.padding)[:, None]
         if caches is None:

@@ -1,8 +1,8 @@
-"""Check the values of a dataclass against its annotations: configs and results come from files, too.
+"""Check the values of a dataclass against its annotations, since configs and results also come from files.
 
-Not by pydantic: every ViTConfig is checked, and importing pydantic and building its adapter took 160 ms of CPU time
-where this takes 0.2; and for a union, such as `int | tuple[int, int]`, it reports an error per option, not what is
-allowed.
+This does not use pydantic: every ViTConfig is checked, and importing pydantic and building its adapter took 160 ms of
+CPU time where this takes 0.2; and for a union, such as `int | tuple[int, int]`, it reports an error per option instead
+of what is allowed.
 """
 
 import math
@@ -36,7 +36,7 @@ def _allows(hint: Any, value: object) -> bool:
         return isinstance(value, dict) and all(_allows(of_key, k) and _allows(of_value, v) for k, v in value.items())
     if hint is float:
         return type(value) in (int, float) and _finite(value)
-    # A bool is not an integer here: 224 is a size, True is a slip.
+    # A bool is not an integer here: 224 is a size, True is a mistake.
     return type(value) is hint
 
 
@@ -62,7 +62,7 @@ def _describe(hint: Any) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return the value, or as much of it as an error message can take."""
+    """Return the value, shortened for an error message."""
     try:
         text = repr(value)
     except (RecursionError, ValueError):  # nested too deeply, or an integer of too many digits

@@ -1,7 +1,7 @@
-"""The vision transformer of big_vision, with any φ: patches → encoder of pre-norm blocks → pooled → head.
+"""The vision transformer of big_vision, with any φ: patches → encoder of pre-norm blocks → pool → head.
 
-First its config and big_vision's sizes by name, then the model. B images, C channels, L tokens (patches, and one more
-with a class token), all of them `width` wide.
+First the config and big_vision's named sizes, then the model. B images, C channels, L tokens (the patches, and the
+class token if there is one), each `width` wide.
 """
 
 import math
@@ -58,7 +58,7 @@ Probabilities = Literal["sigmoid", "softmax"]
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Say how evaluation prepares an image, besides bringing it to the model's size and channels.
+    """Describe how to prepare an image for evaluation, besides the model's size and channels.
 
     `crop` and `antialias` are those of nomax.data.images.transforms.Evaluation.
     """
@@ -92,7 +92,7 @@ class Preprocessing:
 
 @dataclass(frozen=True)
 class ViTConfig:
-    """Define a ViT, apart from its weights. `dataclasses.asdict` of it is plain JSON."""
+    """The config of a ViT. `dataclasses.asdict` of it is plain JSON."""
 
     variant: str = "S/16"  # size / patch
     num_classes: int = 1000  # 0: no head, the model returns its features
@@ -104,17 +104,17 @@ class ViTConfig:
     posemb: Position = "learn"
     pool: Pool = "gap"  # the mean of the patches, the class token, or ("0") the first patch
     rep_size: bool | int = False  # a layer with tanh before the head: as wide as the model (True), or this wide
-    head_bias: float = 0.0  # where the head's biases start: -10 for sigmoid losses over 21,843 classes
+    head_bias: float = 0.0  # initial value of the head's biases: -10 for sigmoid losses over 21,843 classes
     head_zero: bool = True
     gelu: Gelu = "tanh"  # JAX's default; PyTorch's is "exact"
     learned_gain: Learned | None = None
     learned_alpha: Learned | None = None
-    dropout: float = 0.0  # of the embedded patches and of what each block adds
-    class_token: bool | None = None  # None: only where pool="tok" needs it
-    norm: Norm = "tokens"  # the last LayerNorm is of the tokens, or (timm's fc_norm) of what was pooled from them
-    # What a user has to know; None where it is not known.
+    dropout: float = 0.0  # of the embedded patches and the output of each attention and MLP
+    class_token: bool | None = None  # None: only if pool="tok" needs it
+    norm: Norm = "tokens"  # apply the last LayerNorm to the tokens, or (timm's fc_norm) after pooling
+    # For users of the model; None if unknown.
     classes: tuple[str, ...] | None = field(default=None, repr=False)  # the names of the head's outputs, in order
-    probabilities: Probabilities | None = None  # what makes them of logits: the function of the loss in training
+    probabilities: Probabilities | None = None  # the function from logits to probabilities, as in the training loss
     preprocessing: Preprocessing | None = None
 
     def __post_init__(self) -> None:
@@ -123,7 +123,7 @@ class ViTConfig:
             normal["classes"] = tuple(self.classes)
         if isinstance(self.preprocessing, dict):
             normal["preprocessing"] = _preprocessing(self.preprocessing)
-        if isinstance(self.image_size, list | tuple):  # a pair is a list in JSON, and one number where it is a square
+        if isinstance(self.image_size, list | tuple):  # a pair is a list in JSON; a square becomes one number
             pair = tuple(self.image_size)
             normal["image_size"] = pair[0] if len(pair) == 2 and pair[0] == pair[1] else pair
         for name, value in normal.items():
@@ -140,7 +140,7 @@ class ViTConfig:
         if not 0 <= self.dropout <= 1:
             raise ValueError(f"dropout={self.dropout!r} must be a probability, from 0 to 1.")
         if self.pool == "tok" and self.class_token is False:
-            raise ValueError('pool="tok" pools the class token, so class_token=False cannot go with it.')
+            raise ValueError('pool="tok" pools the class token, so class_token=False is not allowed.')
         if any(side < self.patch or side % self.patch for side in self.image):
             raise ValueError(
                 f"image_size={self.image_size!r} must be a multiple of the patch, {self.patch} in {self.variant!r}: "
@@ -149,37 +149,37 @@ class ViTConfig:
 
     @property
     def size(self) -> Size:
-        """Return width, depth, width of the MLP, and number of heads."""
+        """Width, depth, width of the MLP, and number of heads."""
         return parse_variant(self.variant)[0]
 
     @property
     def patch(self) -> int:
-        """Return the side of a patch in pixels."""
+        """Side of a patch in pixels."""
         return parse_variant(self.variant)[1]
 
     @property
     def image(self) -> tuple[int, int]:
-        """Return the height and width of the images."""
+        """Height and width of the images."""
         return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Return the height and width of an image in patches."""
+        """Height and width of an image in patches."""
         return self.image[0] // self.patch, self.image[1] // self.patch
 
     @property
     def has_class_token(self) -> bool:
-        """Tell if there is a token besides the patches."""
+        """Whether there is a token besides the patches."""
         return self.pool == "tok" if self.class_token is None else self.class_token
 
     @property
     def tokens(self) -> int:
-        """Return L, the length of the sequence."""
+        """L, the length of the sequence."""
         return math.prod(self.grid) + self.has_class_token
 
     @property
     def matrix_numbers(self) -> int:
-        """Count the numbers in the weights, except for biases, norms and other small things."""
+        """Number of weights, without biases, norms and other small parameters."""
         width, depth, mlp, _ = self.size
         rep_size = width if self.rep_size is True else int(self.rep_size)
         blocks = depth * ((4 if self.gate is None else 5) * width * width + 2 * width * mlp)
@@ -189,7 +189,7 @@ class ViTConfig:
 
     @property
     def fixed_numbers(self) -> int:
-        """Count the numbers that belong to the model but are not weights."""
+        """Number of values in the model that are not weights."""
         return self._positions if self.posemb == "sincos2d" else 0
 
     @property
@@ -218,7 +218,7 @@ def parse_variant(variant: str) -> tuple[Size, int]:
 
 
 class Recorder:
-    """Keep intermediate results by name, if they are asked for."""
+    """Keep intermediate results by name, if wanted."""
 
     def __init__(self, wanted: bool) -> None:
         self.results: dict[str, Tensor] | None = {} if wanted else None
@@ -249,7 +249,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then the MLP: each reads the normalised tokens and is added to them."""
+    """Attention, then the MLP: each takes the normalised tokens, and its output is added to the tokens."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
@@ -306,14 +306,14 @@ class ViT(Pretrained):
 
     @classmethod
     def from_config(cls, config: ViTConfig) -> "ViT":
-        """Return the model that a config describes, with new weights."""
+        """Return a model with this config and new weights."""
         return cls(**asdict(config))
 
     def forward(self, images: Tensor, intermediates: bool = False) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
-        """Return logits [B, num_classes] and, if asked for, every intermediate result by big_vision's name for it.
+        """Return logits [B, num_classes] and, with intermediates=True, every intermediate result by big_vision's name.
 
         The names are stem, with_posemb, encoder/block00/sa, +sa, mlp and +mlp of each block, encoder/pre_ln, encoded,
-        head_input, pre_logits_2d, pre_logits, logits_2d and logits; those in 2d are what the head makes of each patch.
+        head_input, pre_logits_2d, pre_logits, logits_2d and logits; the 2d ones apply the head to each patch.
         """
         note = Recorder(intermediates)
         x = self._features(images, note)
@@ -357,13 +357,13 @@ class ViT(Pretrained):
         return x if self.pre_logits is None else torch.tanh(self.pre_logits(x))
 
     def _embed(self, images: Tensor) -> Tensor:
-        """Embed the patches [B, rows, columns, width] by one product, so that the result is laid out as tokens are."""
+        """Embed the patches [B, rows, columns, width] in one product, so that the result has the layout of tokens."""
         patch = self.embedding.kernel_size[0]
         patches = images.unflatten(3, (-1, patch)).unflatten(2, (-1, patch)).permute(0, 2, 4, 1, 3, 5)
         return linear(patches.flatten(3), self.embedding.weight.flatten(1), self.embedding.bias)
 
     def resized(self, image_size: int | tuple[int, int]) -> "ViT":
-        """Return the model for images of another size: learned positions are resampled (bicubic) on their grid."""
+        """Return the model for images of another size, with learned positions resampled (bicubic) on their grid."""
         model = ViT.from_config(replace(self.config, image_size=image_size)).to(self.posemb)
         weights = self.state_dict()
         if self.config.posemb == "learn":
@@ -381,7 +381,7 @@ class ViT(Pretrained):
 
 
 def _lecun_normal(layer: nn.Conv2d | nn.Linear) -> None:
-    """Initialise as flax does: a normal cut off at two standard deviations, with variance 1 / fan-in; zero bias."""
+    """Initialise like flax: a normal truncated at two standard deviations, with variance 1 / fan-in; zero bias."""
     std = math.sqrt(1 / layer.weight[0].numel()) / 0.87962566103423978
     nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
     if layer.bias is not None:

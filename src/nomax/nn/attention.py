@@ -31,11 +31,11 @@ class Attention(nn.Module):
 
     phi: how scores become weights, e.g. "relu/L" or "softmax" (see `nomax.Phi`).
     qk_norm: LayerNorm of each query and key over the head dimension, with one learned scale for all heads.
-    rotary: turn queries and keys by their positions, so that scores depend on distances; for self-attention.
-    joined_norm: "rela" normalises the joined heads as ReLA does (`GatedRMSNorm`).
+    rotary: rotate queries and keys by their positions, so that scores depend on distances; for self-attention.
+    joined_norm: "rela" normalises the joined heads as in ReLA (`GatedRMSNorm`).
     gate: multiply the joined heads by "silu", "sigmoid" or "identity" of another projection of the input.
     learned_gain, learned_alpha: learn φ's gain or its power of L, one for the whole "layer" or one per "head".
-    dropout: the share of attention weights that training drops.
+    dropout: the share of attention weights to drop in training.
     backend: as in nomax.attention.
     """
 
@@ -101,7 +101,7 @@ class Attention(nn.Module):
         return nn.Parameter(torch.empty(self.heads if per == "head" else 1))
 
     def reset_parameters(self) -> None:
-        """Draw each projection Xavier-uniform as a matrix of its own, even where several lie in one; zero biases."""
+        """Initialise each projection Xavier-uniform as a separate matrix, even where several share one; zero biases."""
         whole = [self.qkv] if self.context_dim is None else [self.q, self.kv]
         for linear in [*whole, self.out, *([] if self.gate is None else [self.gate])]:
             with torch.no_grad():
@@ -134,17 +134,17 @@ class Attention(nn.Module):
     ) -> Tensor | tuple[Tensor, Rows]:
         """Attend from x [B, L, dim] to itself, or to context [B, keys, context_dim], and return [B, L, dim].
 
-        attn_mask: as in nomax.attention, broadcast to [B, heads, L, keys]; with a cache, keys are all those so far.
-        is_causal: a position sees itself and those before, including what is in the cache.
-        cache: keeps keys and values between calls. Cross-attention computes them in the first call only.
-        return_rows: return also each query's sum and entropy of weights, [B, heads, L] each (see `penalties`).
+        attn_mask: as in nomax.attention, broadcast to [B, heads, L, keys]; with a cache, keys are all keys so far.
+        is_causal: a position sees itself and those before it, including those in the cache.
+        cache: keeps keys and values between calls. Cross-attention computes them only in the first call.
+        return_rows: also return the sum and entropy of each query's weights, [B, heads, L] each (see `penalties`).
         """
         query, key, value = self._project(x, context, cache)
         if is_causal and cache is not None:
             attn_mask, is_causal = self._lower_right(query.shape[2], key.shape[2], attn_mask)
         dropout = self.dropout if self.training else 0.0
         heads, rows = self._attend(query, key, value, attn_mask, is_causal, dropout=dropout, return_rows=return_rows)
-        joined = heads.transpose(1, 2).flatten(2)  # a view: attention's results lie as [B, L, H, D] in memory
+        joined = heads.transpose(1, 2).flatten(2)  # a view: attention's output is [B, L, H, D] in memory
         if self.joined_norm is not None:
             joined = self.joined_norm(joined)
         if self.gate is not None and self.gate_kind is not None:
@@ -160,7 +160,7 @@ class Attention(nn.Module):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        """Return the attention weights [B, heads, L, keys], for looking at: attention to the unit vectors."""
+        """Return the attention weights [B, heads, L, keys], for inspection, by attending to unit vectors."""
         query, key, _ = self._project(x, context, None)
         keys = key.shape[2]
         unit = torch.eye(keys, dtype=query.dtype, device=query.device).expand(*key.shape[:2], keys, keys)
@@ -169,8 +169,8 @@ class Attention(nn.Module):
     def visible(
         self, x: Tensor, context: Tensor | None = None, *, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
-        """Count the keys that each position of x may see in forward, broadcasting to [B, heads, L], for `penalties`."""
-        # Only sizes matter, so one dimension of x stands in for queries, and one of its own or of context for keys.
+        """Count the keys that each position of x may see, broadcasting to [B, heads, L], for `penalties`."""
+        # Only sizes matter, so one dimension of x stands in for the queries, and one of x or context for the keys.
         query, key = (
             y.detach()[..., :1].unsqueeze(1).expand(-1, self.heads, -1, -1)
             for y in (x, x if context is None else context)
@@ -178,7 +178,7 @@ class Attention(nn.Module):
         return length.visible_keys(query, key, attn_mask, is_causal)
 
     def _project(self, x: Tensor, context: Tensor | None, cache: KeyValueCache | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values [B, H, L, D], as strided views of the projections: nothing is copied."""
+        """Return queries, keys and values [B, H, L, D] as strided views of the projections, without copies."""
         _check("x", x, self.dim)
         shape = (self.heads, self.dim // self.heads)
         if self.context_dim is None:
@@ -189,8 +189,8 @@ class Attention(nn.Module):
             query, key, value = self.qkv(x).unflatten(-1, (3, *shape)).unbind(2)
             query, key, value = _heads(query, self.query_norm), _heads(key, self.key_norm), _heads(value)
             if self.rotary:
-                turn = angles(0 if cache is None else cache.length, x.shape[1], shape[1], query)
-                query, key = rotate(query, *turn), rotate(key, *turn)
+                rotation = angles(0 if cache is None else cache.length, x.shape[1], shape[1], query)
+                query, key = rotate(query, *rotation), rotate(key, *rotation)
             return (query, key, value) if cache is None else (query, *cache.append(key, value))
 
         query = _heads(self.q(x).unflatten(-1, shape), self.query_norm)
@@ -209,7 +209,7 @@ class Attention(nn.Module):
             raise ValueError("is_causal=True has no meaning in cross-attention with a cache.")
         if queries in (1, keys) or mask is not None:
             return mask, queries != 1
-        # Imported here because it takes a second, and only a chunk after the first needs it.
+        # Imported here because it takes a second, and only chunks after the first need it.
         from torch.nn.attention.bias import causal_lower_right
 
         return causal_lower_right(queries, keys), False
@@ -225,7 +225,7 @@ class Attention(nn.Module):
         dropout: float = 0.0,
         return_rows: bool = False,
     ) -> tuple[Tensor, Rows | None]:
-        """Run nomax.attention, and multiply its rows by what is learned of gain · L^-alpha."""
+        """Run nomax.attention, and multiply its rows by the learned part of gain · L^-alpha."""
         # The learned α changes φ's own, n^(φ.alpha - alpha), so that half precision never sees a sum without its 1/L.
         phi = replace(self.phi, gain=1.0) if self.gain is not None and self.phi.gain != 1 else self.phi
         rows, backend = None, self.backend
@@ -246,20 +246,20 @@ class Attention(nn.Module):
 
 
 def _scaled_rows(rows: Rows, factor: Tensor) -> Rows:
-    """Return the rows of weights that are `factor` times as large."""
-    # Negative weights have no entropy. -Σ a·log|a| stands in for it, so that a loss made of it survives a learned gain
-    # that strays below zero.
+    """Return the rows of weights scaled by `factor`."""
+    # Negative weights have no entropy. -Σ a·log|a| stands in for it, so that a loss survives a learned gain that falls
+    # below zero.
     logarithm = torch.where(factor == 0, 1, factor).abs().log()
     return Rows(factor * rows.sum, factor * (rows.entropy - logarithm * rows.sum))
 
 
 def _per_query(x: Tensor) -> Tensor:
-    """Let [1] or [H] broadcast to [B, H, L], in at least float32, since it multiplies whole rows."""
+    """Make [1] or [H] broadcast to [B, H, L], in at least float32, since it multiplies whole rows."""
     return x.to(torch.promote_types(x.dtype, torch.float32)).unsqueeze(-1)
 
 
 def _heads(x: Tensor, norm: nn.Module | None = None) -> Tensor:
-    """Turn [B, L, H, D] into [B, H, L, D], normalised if there is a norm."""
+    """Transpose [B, L, H, D] to [B, H, L, D], normalised if there is a norm."""
     return (x if norm is None else norm(x)).transpose(1, 2)
 
 

@@ -1,15 +1,15 @@
-"""The keys and values of the tokens so far, for decoding token by token."""
+"""A cache of keys and values, for decoding token by token."""
 
 import torch
 from torch import Tensor
 
 
 class KeyValueCache:
-    """Keep the keys and values of all positions so far, of one Attention: give each layer its own.
+    """Keep the keys and values of all positions so far for one Attention; each layer needs its own.
 
-    Its room doubles when it is full, rather than being fixed in advance: nobody has to know how long the text will
-    become, every position is copied about once on average, and at most half of the room is empty. `capacity` is where
-    it starts; with the final length there, nothing is ever copied.
+    The capacity doubles when it is full instead of being fixed in advance: the final length need not be known, each
+    position is copied about once on average, and at most half of the room is empty. `capacity` is the initial one; if
+    it is the final length, nothing is ever copied.
     """
 
     def __init__(self, capacity: int = 0) -> None:
@@ -17,14 +17,14 @@ class KeyValueCache:
             raise ValueError(f"capacity={capacity!r} must be a number of positions, at least 0.")
         self.capacity = capacity
         self.length = 0
-        # [2, batch, heads, capacity, head dimension]: what a head reads at every position lies in one piece.
+        # [2, batch, heads, capacity, head dimension]: the positions of a head are contiguous.
         self._room: Tensor | None = None
 
     def __repr__(self) -> str:
         return f"KeyValueCache({self.length} positions, room for {self.capacity})"
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the keys and values [batch, heads, new positions, head dimension], and return those of all positions."""
+        """Append keys and values [batch, heads, new positions, head dimension], and return those of all positions."""
         if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
             raise RuntimeError(
                 "a key-value cache is for decoding and keeps no gradients. Decode under torch.no_grad() or "
@@ -35,8 +35,8 @@ class KeyValueCache:
         if room is not None and (*room.shape[1:3], room.shape[4]) != (batch, heads, dimension):
             raise ValueError(
                 f"the cache holds keys of {room.shape[1]} sequences × {room.shape[2]} heads × {room.shape[4]}, but the "
-                f"new ones are of {batch} × {heads} × {dimension}. Use one cache per layer and per batch; after the "
-                "batch was rearranged, call reorder."
+                f"new ones are of {batch} × {heads} × {dimension}. Use one cache per layer and batch, and call "
+                "reorder when the batch is rearranged."
             )
         end = self.length + new
         if room is None or end > self.capacity:
@@ -58,7 +58,7 @@ class KeyValueCache:
         return key, value
 
     def reorder(self, indices: Tensor) -> None:
-        """Let sequence i continue what was sequence indices[i], as beam search needs it; their number may change."""
+        """Make sequence i continue the former sequence indices[i], for beam search; their number may change."""
         if indices.dim() != 1 or indices.dtype not in (torch.int32, torch.int64):
             raise ValueError(
                 f"indices must be a one-dimensional int32 or int64 tensor, got {indices.dtype} {list(indices.shape)}."

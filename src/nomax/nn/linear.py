@@ -1,4 +1,4 @@
-"""Linear layers that stay fast in half precision on CPUs without matrix products of it."""
+"""Linear layers that stay fast in half precision on CPUs without half-precision matrix products."""
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 def _without_products() -> frozenset[torch.dtype]:
-    """Return the half precisions whose products this CPU computes element by element, ten times slower than float32."""
+    """Return the half-precision dtypes whose products this CPU computes ten times slower than float32."""
     supported = {
         torch.bfloat16: getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None),
         torch.float16: getattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", None),
@@ -18,7 +18,7 @@ SLOW = _without_products()
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute F.linear, in float32 where the CPU is slow in the precision asked for; the result has that one."""
+    """Compute F.linear, internally in float32 where the CPU is slow in half precision."""
     if SLOW and x.is_cpu:
         autocast = torch.is_autocast_enabled("cpu")
         dtype = torch.get_autocast_dtype("cpu") if autocast else x.dtype

@@ -1,6 +1,6 @@
 """A feed-forward layer as a memory of learned slots: φ(x·Kᵀ)·V.
 
-n tokens (all the leading dimensions of x in one) and S slots, both of them `dim` wide.
+n tokens (all leading dimensions of x flattened) and S slots, each `dim` wide.
 """
 
 from collections.abc import Callable
@@ -14,21 +14,21 @@ from nomax.ops import length
 from nomax.ops.problem import as_it_is, autocasts, wide
 from nomax.phi import ACTIVATIONS, ROW_MAPS, SOFTMAX, Phi
 
-# Fewer weights than these (32 MB in float32) are kept for the backward pass, as by any feed-forward layer. More are
-# computed again there, block by block, which makes seven products of n × S × dim out of six.
+# Up to this many weights (32 MB in float32) are kept for the backward pass, as in any feed-forward layer. More are
+# recomputed there, block by block, which takes seven products of n × S × dim instead of six.
 KEPT = 2**23
-# As many weights make up a block: what happens between its products then stays in the cache, and that pays for most of
-# the seventh. Blocks narrower than this would slow the products down.
+# Weights in a block: the work between its products then stays in the CPU cache, which pays for most of the seventh.
+# Blocks narrower than this would slow the products down.
 BLOCK, NARROWEST = 2**20, 512
 
 
 class Memory(nn.Module):
     """Look tokens up in a memory of learned keys and values: φ(x·Kᵀ)·V, with no 1/√dim on the scores.
 
-    phi: "relu" is the ordinary feed-forward layer, Linear–ReLU–Linear without biases; "softmax" the classic memory. Any
-        pointwise φ will do; its L is the number of slots.
+    phi: "relu" is the ordinary feed-forward layer, Linear–ReLU–Linear without biases; "softmax" is the classic memory.
+        Any pointwise φ works; its L is the number of slots.
     norm: LayerNorm of the result.
-    block: how many slots to compute at a time; None chooses blocks that keep the memory needed small.
+    block: the number of slots to compute at a time; None chooses blocks that use little memory.
 
     keys and values, [slots, dim] each, start Xavier-uniform, as the two matrices of a feed-forward layer do.
     """
@@ -52,7 +52,7 @@ class Memory(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw keys and values Xavier-uniform; let the norm only normalise."""
+        """Initialise keys and values Xavier-uniform, and the norm to scale 1 and bias 0."""
         nn.init.xavier_uniform_(self.keys)
         nn.init.xavier_uniform_(self.values)
         if self.norm is not None:
@@ -72,7 +72,7 @@ class Memory(nn.Module):
         return out if self.norm is None else self.norm(out.to(self.norm.weight.dtype)).to(given)
 
     def weights(self, x: Tensor) -> Tensor:
-        """Return the weights φ(x·Kᵀ) themselves, [..., slots], for looking at: all at once, so for a few tokens."""
+        """Return the weights φ(x·Kᵀ), [..., slots], for inspection: all at once, so only for a few tokens."""
         self._check(x)
         given, dtype = self._precisions(x)
         factor, shift = length.constants(self.phi, self.slots)
@@ -101,7 +101,7 @@ class Memory(nn.Module):
         casts = autocasts(device) and x.dtype != torch.float64
         given = torch.get_autocast_dtype(device) if casts else x.dtype
         slow = x.is_cpu and given in SLOW
-        # A sum over all slots may be too large for float16 before φ's factor, such as 1/L, makes it small.
+        # A sum over all slots may overflow float16 before φ's factor, such as 1/L, makes it small.
         overflows = given == torch.float16 and length.constants(self.phi, self.slots)[0] != 1
         return given, torch.float32 if slow or overflows else given
 
@@ -139,13 +139,13 @@ class _Pointwise(torch.autograd.Function):
 
 
 class _Softmax(torch.autograd.Function):
-    """softmax(x·Kᵀ)·V in blocks of slots: a running maximum and sum, and the result rescaled as they change."""
+    """softmax(x·Kᵀ)·V in blocks of slots: keep a running maximum and sum, and rescale the result as they change."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, keys: Tensor, values: Tensor, block: int) -> Tensor:
         out = torch.zeros_like(x, dtype=wide(x))
         total = out.new_zeros(x.shape[0], 1)
-        # Not -inf: scores that are all -inf, less their maximum, would not be numbers.
+        # Not -inf: scores that are all -inf, minus their maximum, would be NaN.
         highest = torch.full_like(total, torch.finfo(total.dtype).min)
         for key, value in zip(keys.split(block), values.split(block), strict=True):
             scores = _scores(x, key)
@@ -158,17 +158,17 @@ class _Softmax(torch.autograd.Function):
         out /= total
         ctx.save_for_backward(x, keys, values, out, highest, total)
         ctx.block = block
-        return out.to(x.dtype, copy=True)  # whoever gets it may change it
+        return out.to(x.dtype, copy=True)  # the caller may modify it
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, keys, values, out, highest, total = ctx.saved_tensors
         if torch.is_grad_enabled():
             return *_with_graph(x, keys, values, grad, SOFTMAX, 0.0), None
-        mean = (grad * out).sum(-1, keepdim=True)  # of the weights' gradients, which softmax takes off each of them
+        mean = (grad * out).sum(-1, keepdim=True)  # of the weights' gradients, which softmax's derivative subtracts
 
         def step(scores: Tensor, grad_weights: Tensor) -> tuple[Tensor, Tensor]:
-            # Not exp(scores - log of the sum): the rounding of that logarithm would be in all weights of a row alike.
+            # Not exp(scores - log of the sum): the rounding of that logarithm would affect all weights of a row alike.
             weights = scores.sub_(highest).exp_().div_(total)
             return weights, grad_weights.sub_(mean).mul_(weights)
 
@@ -185,11 +185,11 @@ def _gradients(
     shift: float,
     step: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of x, keys and values, from blocks of scores computed again.
+    """Return the gradients of x, keys and values, recomputing the scores block by block.
 
-    step: makes the weights and the gradients of the scores out of the scores and the gradients of the weights.
+    step: maps the scores and the gradients of the weights to the weights and the gradients of the scores.
     """
-    grad = grad.contiguous()  # one copy instead of several in every block, where it is an expanded number
+    grad = grad.contiguous()  # one copy instead of several per block, if it is an expanded number
     grad_x = torch.zeros_like(x, dtype=wide(x))
     grad_keys, grad_values = torch.empty_like(keys), torch.empty_like(values)
     for start in range(0, len(keys), block):
@@ -206,7 +206,7 @@ def _gradients(
 def _with_graph(
     x: Tensor, keys: Tensor, values: Tensor, grad: Tensor, activation: str, shift: float
 ) -> list[Tensor | None]:
-    """Return gradients of x, keys and values that have gradients (create_graph=True): all weights at once."""
+    """Return differentiable gradients of x, keys and values (create_graph=True), with all weights at once."""
     inputs = (x, keys, values)
     wanted = [each for each in inputs if each.requires_grad]
     grads = iter(torch.autograd.grad(_at_once(*inputs, activation, shift), wanted, grad, create_graph=True))
@@ -223,7 +223,7 @@ def _weights(x: Tensor, keys: Tensor, activation: str, shift: float) -> Tensor:
 
 
 def _transformed() -> bool:
-    """Return whether torch.func transforms this call: it takes plain operations, and so all weights at once."""
+    """Return whether torch.func transforms this call, which needs plain operations, and so all weights at once."""
     return torch._C._are_functorch_transforms_active() and not torch.compiler.is_compiling()
 
 
@@ -235,5 +235,5 @@ def _scores(x: Tensor, keys: Tensor, shift: float = 0.0) -> Tensor:
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     if total.dtype == left.dtype:
         total.addmm_(left, right)
-    else:  # half precision, of which the sum is kept in float32
+    else:  # half precision, summed in float32
         total += left @ right

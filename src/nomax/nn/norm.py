@@ -9,7 +9,7 @@ from torch import Tensor, nn
 class GatedRMSNorm(nn.Module):
     """scale · x / rms(x) · sigmoid(gate · x), with a learned scale and gate for every dimension (Zhang et al. 2021).
 
-    The scale starts at 1, and the gate uniform within ±√(3/dim), Xavier's bound for a vector. rms(x) is
+    The scale starts at 1, and the gate uniform in ±√(3/dim), Xavier's bound for a vector. rms(x) is
     √(mean(x²) + eps), with the eps of the authors' code.
     """
 

@@ -1,4 +1,4 @@
-"""ReLUFormer's φ, and its two losses, the penalties that keep rows of weights near a sum of 1 and below an entropy."""
+"""ReLUFormer's φ and its two losses, which keep the sum of each row of weights near 1 and its entropy low."""
 
 import math
 from typing import NamedTuple
@@ -11,8 +11,8 @@ from nomax.ops.rows import Rows
 # relu(s) / (γ·√(L/2)) with γ = 1; Attention(..., learned_gain="head") learns √2/γ for each head.
 RELUFORMER = "1.4142135623730951*relu/L^0.5"
 
-# Below this sum of a row, |log Σ| goes on along its tangent: a row of zeros has a finite penalty, a nearly empty one a
-# finite gradient, and a row that a negative gain turned over is pulled back.
+# Below this row sum, |log Σ| continues along its tangent: a row of zeros has a finite penalty, a nearly empty one a
+# finite gradient, and a row made negative by a negative gain is pulled back.
 SMALLEST = 1e-4
 _TANGENT_AT_ZERO = math.log(SMALLEST) - 1
 
@@ -27,13 +27,13 @@ class Penalties(NamedTuple):
 def penalties(
     rows: Rows, visible: Tensor, margin: float = 0.7, *, normalized: bool = False, by_sequence: bool = False
 ) -> Penalties:
-    """Measure how far rows of weights are from summing to 1 and from an entropy of at most margin · log(visible keys).
+    """Penalise rows of weights for sums other than 1 and for entropies above margin · log(visible keys).
 
-    rows: what attention(..., return_rows=True) returns.
-    visible: how many keys each query may see, broadcasting to the rows: nomax.visible_keys, or Attention.visible.
+    rows: as returned by attention(..., return_rows=True).
+    visible: the number of keys each query may see, broadcasting to the rows: nomax.visible_keys, or Attention.visible.
         Rows without a visible key do not count.
-    by_sequence: the means of each sequence by itself, [batch], instead of all rows.
-    normalized: take the entropy of the weights divided by their sum, instead of -Σ_j s_ij·log s_ij as they are.
+    by_sequence: average over each sequence separately, [batch], instead of over all rows.
+    normalized: use the entropy of the weights divided by their sum, instead of -Σ_j s_ij·log s_ij.
     """
     seen = (visible > 0).expand(rows.sum.shape)
     sums = rows.sum

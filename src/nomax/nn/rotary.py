@@ -1,4 +1,4 @@
-"""Rotary positions: queries and keys turned by angles that grow with their position, so that scores see distances."""
+"""Rotary positions: rotate queries and keys by angles proportional to position, so that scores depend on distance."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ BASE = 10_000.0
 
 def angles(first: int, positions: int, dimension: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """Return cosines and sines [positions, dimension / 2] of the angles from position `first` on, at least float32."""
-    # In half precision, positions from 257 on would share their angles with others.
+    # In half precision, positions from 257 on would not all have different angles.
     dtype = torch.promote_types(like.dtype, torch.float32)
     position = torch.arange(first, first + positions, dtype=dtype, device=like.device)
     power = torch.arange(0, dimension, 2, dtype=dtype, device=like.device) / dimension
@@ -17,6 +17,6 @@ def angles(first: int, positions: int, dimension: int, like: Tensor) -> tuple[Te
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Turn x [..., positions, dimension]; dimension i of its first half makes a pair with that of its second half."""
-    one, other = x.chunk(2, dim=-1)
-    return torch.cat([one * cosine - other * sine, other * cosine + one * sine], dim=-1).to(x.dtype)
+    """Rotate x [..., positions, dimension], pairing dimension i of its first half with dimension i of its second."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(x.dtype)

@@ -1,6 +1,6 @@
-"""From the arguments of `attention` to a `Problem`: checks, with errors for people, and the one canonical form.
+"""Check the arguments of `attention`, and bring them into the canonical form, a `Problem`.
 
-The canonical form is made of views; only inputs with several leading dimensions that broadcast need a copy.
+The canonical form consists of views; only inputs with several broadcast leading dimensions need a copy.
 """
 
 import math
@@ -131,7 +131,7 @@ def packed(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None) 
 def _canonical_tensors(
     query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool
 ) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...] | None]:
-    """Check query, key and value and bring them into canonical form.
+    """Check query, key and value, and bring them into canonical form.
 
     Also return what comes before [Lq, Dv] in the shape of the result, or None where that is [B, H] already.
     """
@@ -160,7 +160,7 @@ def _canonical_tensors(
 def _canonical_mask(
     attn_mask: Tensor | None, is_causal: bool, query: Tensor, key: Tensor, leading: tuple[int, ...] | None
 ) -> tuple[Tensor | None, int | None]:
-    """Check the mask, and return it in canonical form with the diagonal of a causal one (j <= i + diagonal is seen)."""
+    """Check the mask, and return it in canonical form, with its diagonal if it is causal (i sees j <= i + diagonal)."""
     if attn_mask is None:
         return None, 0 if is_causal else None
     if is_causal:
@@ -180,7 +180,7 @@ def _canonical_mask(
 
 
 def _are_usual(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Return whether these are canonical already: the short way for the common call, whose checks would take longer."""
+    """Return whether these are canonical already: a shortcut for the common call, whose checks would take longer."""
     if not (type(query) is type(key) is type(value) is Tensor and query.dim() == 4):
         return False
     query_shape, key_shape, dtype = query.shape, key.shape, query.dtype
@@ -269,7 +269,7 @@ def _check_offsets(name: str, offsets: Tensor, total: int, tensor: str) -> None:
 
 
 def _is_causal_bias(mask: object) -> bool:
-    # Who holds such an object has imported its module; importing it here would load torch._dynamo, for a second.
+    # Such an object exists only if its module was imported; importing it here would load torch._dynamo, for a second.
     module = sys.modules.get("torch.nn.attention.bias")
     return module is not None and isinstance(mask, module.CausalBias)
 

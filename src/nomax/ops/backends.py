@@ -1,4 +1,4 @@
-"""The implementations of the operation, the choice between them, the call, and `explain`, which says it in words."""
+"""Choose and call an implementation of the operation, and explain the choice in words."""
 
 import warnings
 from dataclasses import dataclass, replace
@@ -15,17 +15,17 @@ from nomax.ops.problem import Problem
 from nomax.ops.rows import Rows, from_sums
 from nomax.phi import ACTIVATIONS, MINUS_LOG_L, ROW_MAPS, SOFTMAX, Phi
 
-# Each has attend(problem), and all but the reference unsupported(problem), the reasons why they cannot serve it.
+# Each has attend(problem), and all but the reference have unsupported(problem), the reasons why they cannot serve it.
 BACKENDS: dict[str, ModuleType] = {"reference": reference, "cpu": cpu}
 LARGE = 2**26  # bytes of a matrix of weights that is worth a warning
 
-# Set once the kernels failed to compile in this process, so that only the first call tries, and warns.
+# Set when the kernels fail to compile in this process, so that only the first call tries and warns.
 _build_error: BuildError | None = None
 _warned_of_matrix = False
 
 
 def check(phi: Phi, backend: str | None, return_rows: bool) -> None:
-    """Check that φ allows what is asked for."""
+    """Raise if φ does not allow this backend, or rows."""
     if phi.activation in ROW_MAPS:
         if backend is not None:
             raise ValueError(
@@ -112,9 +112,9 @@ def explain(
     backend: str | None = None,
     return_rows: bool = False,
 ) -> Explanation:
-    """Say which backend `attention` would run for these arguments and why no other, what φ means here, and its memory.
+    """Explain which backend `attention` would run for these arguments, and why; what φ computes; and the memory needed.
 
-    Nothing is computed but the number of visible keys; what `attention` would refuse is refused here too.
+    Only the number of visible keys is computed. Arguments that `attention` would reject are rejected here, too.
     """
     phi = Phi.parse(phi)
     check(phi, backend, return_rows)
@@ -165,7 +165,7 @@ def _reasons_against(name: str, backend: str | None, problem: Problem) -> list[s
 
 
 def _describe(problem: Problem) -> str:
-    """Return the inputs in one line."""
+    """Describe the inputs in one line."""
     query, mask = problem.query, problem.mask
     named = {"query": query, "key": problem.key, "value": problem.value} | ({} if mask is None else {"mask": mask})
     shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in named.items())
@@ -213,7 +213,7 @@ def _bytes(count: float) -> str:
 
 
 def _warn_of_matrix(problem: Problem) -> None:
-    """Say once that there is no fused kernel for this device, as soon as that costs memory."""
+    """Warn once that there is no fused kernel for this device, if that costs memory."""
     global _warned_of_matrix
     if _warned_of_matrix or torch.compiler.is_compiling():
         return

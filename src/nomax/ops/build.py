@@ -1,7 +1,7 @@
-"""The compiled CPU kernels: found ready-made in the package, or compiled once into the user's cache.
+"""The compiled CPU kernels: shipped with the package, or compiled once into the user's cache.
 
-Loading a library runs it, so none is loaded that may be damaged or that somebody else may have put there: a record
-beside it holds its SHA-256, and the cache must be a folder that nobody but the user (and root) can write to.
+Loading a library runs it, so a library is not loaded if it may be damaged or put there by somebody else: a record
+beside it holds its SHA-256, and only the user and root may be able to write to the cache.
 """
 
 import hashlib
@@ -151,6 +151,7 @@ def _sha256(file: Path) -> str:
 
 def _flush(path: Path) -> None:
     """Make a file, or the names in a folder, survive a power cut."""
+    # Not nomax._files.sync_folder: the build of a wheel loads this file alone, without the package.
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""GELU on the CPU kernels: the same function as F.gelu, several times faster, of a product whose bias it adds."""
+"""GELU on the CPU kernels: F.gelu, several times faster, with the bias of the preceding product added."""
 
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 
 from nomax.ops import build, cpu
 
-SMALL = 4096  # numbers; below, the way to the kernel takes longer than the work
+SMALL = 4096  # numbers; below this, calling the kernel takes longer than the work
 
 _without_kernels = False
 
@@ -17,10 +17,10 @@ _without_kernels = False
 def gelu(
     x: Tensor, bias: Tensor | None = None, approximate: Literal["none", "tanh"] = "none", *, spent: bool = False
 ) -> Tensor:
-    """Compute F.gelu(x + bias), by our kernels wherever they serve: on the CPU, eagerly, to the first derivative.
+    """Compute F.gelu(x + bias), with our kernels where possible: on the CPU, eagerly, up to the first derivative.
 
-    bias: [x's last dimension], as a linear layer has it: adding it here saves that layer a pass over its result.
-    spent: nobody needs x afterwards, so the result may take its place. (It does if no gradient is wanted.)
+    bias: [x's last dimension], that of a linear layer: adding it here saves the layer a pass over its result.
+    spent: x is not needed afterwards, so the result may overwrite it. (It does if no gradient is needed.)
     """
     if approximate not in ("none", "tanh"):
         raise ValueError(f'approximate={approximate!r} must be "none" or "tanh".')

@@ -71,7 +71,7 @@ def constants(phi: Phi, keys: int) -> tuple[float, float]:
 
 
 def in_words(phi: Phi, problem: Problem) -> str:
-    """Say which keys are summed over, and what L is."""
+    """Describe in words which keys are summed over, and what L is."""
     seen = _visible(problem)
     keys = f"the {_range(seen)} keys that query i may see" if isinstance(seen, Tensor) else f"all {seen} keys"
     if phi.alpha == 0 and phi.shift != MINUS_LOG_L:

@@ -1,4 +1,4 @@
-"""`Problem`, one call of the operation in its canonical form, and what all backends ask about one."""
+"""`Problem`, one call of the operation in canonical form, and helpers that all backends share."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace

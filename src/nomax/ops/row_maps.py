@@ -1,4 +1,4 @@
-"""The peers, which map a whole row of scores: softmax, by PyTorch's own operation, and the entmax package's maps."""
+"""Maps of whole rows of scores, for comparison: PyTorch's own softmax attention, and the maps of the entmax package."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -50,7 +50,7 @@ def row_map(name: str) -> Callable[[Tensor], Tensor]:
 
 
 def runs_on(name: str) -> str:
-    """Say what computes the map."""
+    """Return the name of what computes the map."""
     return "PyTorch's scaled_dot_product_attention" if name == SOFTMAX else f"the entmax package's {name}"
 
 

@@ -30,7 +30,7 @@ from nomax.data.text import Corpus, Example
 from nomax.data.text.batches import pad
 from nomax.evaluate import TrainedImageModel, TrainedTextModel, classify, fewshot, load, load_text
 from nomax.evaluate.accuracy import load_subset
-from nomax.evaluate.attention_weights import text_weights
+from nomax.evaluate.attention_weights import attention_weights
 from nomax.evaluate.fewshot import features
 from nomax.evaluate.probe import probe_sets
 from nomax.evaluate.translation import Search, nll, quality, references, translate_corpus
@@ -72,7 +72,7 @@ def ten_shot(trained: TrainedImageModel, name: str, test_images: int = 0) -> flo
     places = fewshot.needed(train.labels, (SHOTS,), fewshot.SEEDS)
     train_x, _ = features(trained.model, part(train, places))
     test_x, test_y = features(trained.model, _some(test, test_images))
-    found = fewshot.accuracies(train_x, train.labels, test_x, test_y, (SHOTS,), fewshot.SEEDS, places=places)
+    found = fewshot.accuracies(train_x, train.labels, test_x, test_y, shots=(SHOTS,), places=places)
     return float(found.mean())
 
 
@@ -133,7 +133,7 @@ def source_use(trained: TrainedTextModel, examples: Sequence[Example], loss: flo
 
 def bleu(trained: TrainedTextModel, corpus: Corpus) -> dict[str, float]:
     """BLEU and chrF of the segments."""
-    found = translate_corpus(trained.model, trained.tokenizer, trained.config, corpus, GREEDY)
+    found = translate_corpus(trained, corpus, GREEDY)
     scores = quality(found.segments, references(corpus)[0])
     return {"bleu": scores.bleu, "chrf": scores.chrf}
 
@@ -264,7 +264,7 @@ def _looks(trained: TrainedTextModel, corpus: Corpus, own: bool = False) -> Iter
     model = trained.model
     first = "encoder" if trained.translates else "decoder"
     for example in _examples(trained, corpus):
-        for look in text_weights(model, example):
+        for look in attention_weights(model, example):
             if own and look.part != first:
                 continue
             own_text = look.part == "decoder"

@@ -14,6 +14,8 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any, Literal
 
+import torch
+
 from nomax.data import Source
 from nomax.data import load as load_data
 from nomax.phi import Phi
@@ -78,7 +80,8 @@ class Setup:
     warmup: int = 60
     gate_models: tuple[str, ...] = ()
     """Models of 224-pixel images whose gate is timed; none: the first of the set-up, with every patch."""
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "bf16", "fast"] = "fp32"
+    """fast: bf16 where this machine multiplies it, fp32 elsewhere."""
     augment: bool = False
     """Move and flip small images. Runs that see each image a few times learn less from it, so they do without; images
     that have another size than image_size are resized."""
@@ -156,7 +159,7 @@ class Setup:
         numbers: dict[str, Any] = {name: value for name, value in wanted.items() if value}
         config = replace(
             config,
-            precision=self.precision,
+            precision=fast_precision() if self.precision == "fast" else self.precision,
             evaluate_every=0,
             keep=1,
             seed=seed,
@@ -189,13 +192,18 @@ SETUPS = {
     for setup in (
         Setup(
             "default",
-            patches=(7, 4),
-            activations=("relu", "identity"),
-            alphas=(0.0, 1.0, 2.0),
+            patches=(4,),
+            activations=("relu",),
+            alphas=(0.0, 1.0),
             seeds=(0, 1),
-            steps=200,
-            warmup=20,
+            steps=2000,
+            batch_size=64,
+            lr=4e-3,
+            rates=(2e-3, 4e-3, 8e-3),
+            warmup=200,
+            precision="fast",
             probes=("digits",),
+            diagnose=24,
         ),
         Setup(
             "hour",
@@ -208,6 +216,7 @@ SETUPS = {
             data="fashion-mnist",
             steps=3750,
             batch_size=64,
+            lr=4e-3,
             warmup=200,
             precision="bf16",
             lengths=(
@@ -238,7 +247,6 @@ SETUPS = {
             test_images=40,
             probes=("digits",),
             probe_images=20,
-            diagnose=2,
         ),
     )
 }
@@ -282,6 +290,11 @@ def adapted(setup: Setup, **given: Any) -> Setup:
     if {"patches", "data", "activations", "alphas", "steps", "recipe"} & given.keys():
         given.setdefault("lengths", ())  # which were made for what has been changed
     return replace(setup, **given)
+
+
+def fast_precision() -> Literal["fp32", "bf16"]:
+    """The precision in which this machine trains fastest."""
+    return "bf16" if torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported() else "fp32"
 
 
 @lru_cache(maxsize=4)

@@ -1,4 +1,4 @@
-"""big_vision's checkpoints (.npz), of today and from the years before, as a ViT of ours, with any φ."""
+"""Convert big_vision checkpoints (.npz), old and new, to a ViT with any φ."""
 
 import re
 import zipfile
@@ -15,19 +15,10 @@ from nomax.models.weights.build import build
 from nomax.phi import Phi
 
 BLOCK = "Transformer/encoderblock"
-# A checkpoint may expand to ten times its file and 64 MiB: weights hardly compress, unless they are zeros.
+# A checkpoint may expand to ten times its file size plus 64 MiB: weights hardly compress, unless they are zeros.
 MOST_EXPANSION, EXPANSION_SLACK = 10, 2**26
-# What numpy raises for files that are something else, or damaged.
-UNREADABLE = (
-    AttributeError,
-    TypeError,
-    ValueError,
-    MemoryError,
-    OSError,
-    EOFError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+# Raised by numpy for files that are damaged or something else.
+UNREADABLE = (AttributeError, TypeError, ValueError, MemoryError, OSError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 def from_big_vision(
@@ -39,12 +30,12 @@ def from_big_vision(
 ) -> ViT:
     """Make a ViT with the weights of a big_vision checkpoint (.npz).
 
-    Size, patch, classes, the class token and learned positions are read off the arrays. These do not tell how a model
-    without class token was pooled, so that has to be said:
+    Size, patch, classes, class token and learned positions follow from the arrays. How a model without a class token
+    pools does not, so it has to be given:
 
-    pool: big_vision's pool_type, "gap", which is its default, for the mean of the patches, or "0" for the first patch.
-    options: fields of ViTConfig that the arrays do not tell, e.g. image_size where positions are fixed or images no
-      squares.
+    pool: big_vision's pool_type: "gap", its default, for the mean of the patches, or "0" for the first patch.
+    options: fields of ViTConfig that the arrays do not show, e.g. image_size if positions are fixed or images are not
+      square.
     """
     arrays = _read_npz(Path(path))
     if strange := [name for name in arrays if name == "probe" or name.startswith("MAPHead")]:
@@ -71,12 +62,12 @@ def from_big_vision(
     for i in sorted({int(number) for name in arrays for number in re.findall(rf"^{BLOCK}_(\d+)/", name)}):
         tensors |= _block(arrays, f"{BLOCK}_{i}/", f"blocks.{i}.")
     settings["qk_norm"] = "blocks.0.attention.query_norm.weight" in tensors
-    # What is left has no place in a ViT, and is named in the error.
+    # Arrays that are left have no place in a ViT; the error names them.
     return build(str(path), variant, phi, {**tensors, **arrays}, settings, options)
 
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
-    """Return the parameters by the names that big_vision gives them today, without the optimiser's state."""
+    """Return the parameters under big_vision's current names, without the optimiser's state."""
     try:
         with np.load(path, allow_pickle=False) as file:
             prefixes = [prefix for prefix in ("params/", "opt/target/", "") if f"{prefix}embedding/kernel" in file]
@@ -87,21 +78,12 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
             arrays = {name.removeprefix(prefixes[0]): file[name] for name in names}
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no file {str(path)!r}.") from None
-    except (
-        AttributeError,
-        TypeError,
-        ValueError,
-        MemoryError,
-        OSError,
-        EOFError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
+    except UNREADABLE as error:
         raise ValueError(f"{path} is not a checkpoint of a big_vision ViT: {error}.") from None
     tensors: dict[str, Tensor] = {}
     for name, array in arrays.items():
         name = re.sub(r"^Transformer/(posembed_input/)?pos_embedding$", "pos_embedding", name)
-        if name.startswith(f"{BLOCK}/"):  # all blocks stacked, as a scan over them has it
+        if name.startswith(f"{BLOCK}/"):  # all blocks stacked, for a scan over them
             inner = name.removeprefix(BLOCK)
             tensors |= {f"{BLOCK}_{i}{inner}": _tensor(layer) for i, layer in enumerate(array)}
         else:
@@ -110,7 +92,7 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
 
 
 def _check_expansion(path: Path, names: list[str]) -> None:
-    """Raise if these arrays would expand far beyond the file, before any of them is read."""
+    """Raise, before reading any, if these arrays would expand far beyond the size of the file."""
     with zipfile.ZipFile(path) as archive:
         expanded = sum(
             member.file_size for member in archive.infolist() if member.filename.removesuffix(".npy") in names
@@ -121,13 +103,13 @@ def _check_expansion(path: Path, names: list[str]) -> None:
 
 
 def _tensor(array: "np.ndarray[Any, Any]") -> Tensor:
-    if array.dtype.kind == "V" and array.dtype.itemsize == 2:  # how numpy keeps bfloat16, which it does not know
+    if array.dtype.kind == "V" and array.dtype.itemsize == 2:  # bfloat16, which numpy does not know
         return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16).float()
     return torch.from_numpy(array.astype(np.float32))
 
 
 def _renumbered(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Number each kind of module of a block on its own (…_0); old checkpoints count all of them together (…_1, …_3)."""
+    """Number each kind of module in a block separately (…_0); old checkpoints count them together (…_1, …_3)."""
     module = re.compile(rf"^({BLOCK}_\d+/[A-Za-z]+)_(\d+)/")
     numbers: dict[str, set[int]] = {}
     for name in tensors:
@@ -159,7 +141,7 @@ def _block(arrays: dict[str, Tensor], theirs: str, ours: str) -> dict[str, Tenso
 
 
 def _dense(arrays: dict[str, Tensor], theirs: str, ours: str) -> dict[str, Tensor]:
-    """Take out a dense layer or a convolution: flax has a kernel's outputs last, torch has them first."""
+    """Take out a dense layer or a convolution: the outputs of a kernel come last in flax and first in torch."""
     tensors = {}
     if f"{theirs}/kernel" in arrays:
         kernel = arrays.pop(f"{theirs}/kernel")

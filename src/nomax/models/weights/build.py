@@ -1,4 +1,4 @@
-"""Make a ViT from weights of any source, under our names: their shapes tell its config."""
+"""Build a ViT from weights under our names, whose shapes give its config."""
 
 import math
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ def build(
     settings: dict[str, Any],
     options: dict[str, Any],
 ) -> ViT:
-    """Make a ViT from weights under our names, whose shapes tell the rest of its config.
+    """Make a ViT from weights under our names, whose shapes give the rest of its config.
 
-    settings: what else the source tells, fields of ViTConfig and maybe "heads"; options: what the caller wants.
+    settings: fields of ViTConfig known from the source, and maybe "heads"; options: fields that the caller sets.
     """
     require(source, tensors, "embedding.weight", "blocks.0.mlp.up.weight")
     width, channels, patch, patch_width = tensors["embedding.weight"].shape
     if patch != patch_width:
-        raise ValueError(f"{source} has patches of {patch}×{patch_width} pixels, but those of ViT are squares.")
+        raise ValueError(f"{source} has patches of {patch}×{patch_width} pixels, but ViT needs square ones.")
     depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
     shape = (width, depth, len(tensors["blocks.0.mlp.up.weight"]))
     heads = settings.pop("heads", None)
@@ -56,7 +56,7 @@ def build(
 
 
 def _settle_positions(source: str, tensors: dict[str, Tensor], settings: dict[str, Any], patch: int) -> None:
-    """Find the size of the images; a position of the class token becomes part of it, to which it is always added."""
+    """Find the image size, and add the class token's position, if it has one, to the token."""
     positions = tensors["posemb"].reshape(1, -1, tensors["posemb"].shape[-1])
     count = positions.shape[1]
     size = settings.setdefault("image_size", math.isqrt(count) * patch)
@@ -64,9 +64,8 @@ def _settle_positions(source: str, tensors: dict[str, Tensor], settings: dict[st
     rows, columns = height // patch, width // patch
     if rows * patch != height or columns * patch != width:
         raise ValueError(
-            f"{source} takes images of {height}×{width} pixels and leaves out what is beyond the last whole patch of "
-            f"{patch}. Pass image_size=({rows * patch}, {columns * patch}), and crop images at their right and lower "
-            "edge."
+            f"{source} takes images of {height}×{width} pixels and ignores pixels beyond the last whole patch of "
+            f"{patch}. Pass image_size=({rows * patch}, {columns * patch}), and crop images at the right and bottom."
         )
     patches = rows * columns
     if count == patches + 1 and "class_token" in tensors:
@@ -81,9 +80,9 @@ def _settle_positions(source: str, tensors: dict[str, Tensor], settings: dict[st
 
 
 def require(source: str, tensors: Mapping[str, Tensor], embedding: str, mlp: str) -> None:
-    """Raise unless the weights are those of a vision transformer, as far as a look at two of them tells."""
+    """Raise unless two of the weights have the shapes of a vision transformer."""
     for name, dimensions in ((embedding, 4), (mlp, 2)):
         if name not in tensors or tensors[name].dim() != dimensions:
             raise ValueError(
-                f"{source} has no {name} of {dimensions} dimensions: it is not a vision transformer of the usual form."
+                f"{source} has no {name} of {dimensions} dimensions: it is not a standard vision transformer."
             )

@@ -1,4 +1,4 @@
-"""timm's vision transformers as a ViT of ours, with any φ."""
+"""Convert timm's vision transformers to a ViT with any φ."""
 
 import math
 import re
@@ -31,7 +31,7 @@ TIMM_NAMES = {
 PRE_NORM = "a norm before the first block (pre_norm), as CLIP has"
 EMBED_NORM = "a norm of the embedded patches (embed_norm_layer)"
 # Weights that have no place in a ViT, by their names in timm.
-STRANGE = {
+UNSUPPORTED = {
     r"reg_token": "register tokens (reg_tokens)",
     r"dist_token|head_dist\..+": "a distillation token with a head of its own, as distilled DeiT has",
     r"norm_pre\..+": PRE_NORM,
@@ -46,16 +46,16 @@ STRANGE = {
     r"blocks\.\d+\.(in_proj|attns|ffns)\..+": "attention and MLPs side by side in a block (block_fn)",
 }
 ASSUMED = (
-    "a state_dict does not tell, so it is taken for granted: that blocks normalise before attention and MLP, not after "
-    "(block_fn=ResPostBlock); that norms are LayerNorm with an eps of 1e-6; that the activation is GELU; and that a "
-    "mean leaves out the class token (pool_include_prefix=False). from_timm(model) makes sure of all that."
+    "a state_dict does not show, so from_timm assumes: that blocks normalise before attention and MLP, not after "
+    "(block_fn=ResPostBlock); that norms are LayerNorm with an eps of 1e-6; that the activation is GELU; and that the "
+    "mean excludes the class token (pool_include_prefix=False). from_timm(model) checks all of this."
 )
 
 
 def timm_model(name: str, **settings: Any) -> nn.Module:
-    """Make a model of timm, as timm.create_model does, also beside a torchvision that was made for another torch.
+    """Call timm.create_model, even if torchvision was built for another torch.
 
-    There `import timm` alone fails: "operator torchvision::nms does not exist".
+    There, `import timm` alone fails: "operator torchvision::nms does not exist".
     """
     model: nn.Module = _compat.timm().create_model(name, **settings)
     return model
@@ -64,19 +64,19 @@ def timm_model(name: str, **settings: Any) -> nn.Module:
 def from_timm(
     source: nn.Module | Mapping[str, Tensor], variant: str | None = None, phi: str | Phi = "softmax", **options: Any
 ) -> ViT:
-    """Make a ViT with the weights of a timm VisionTransformer, given as model or as state_dict.
+    """Make a ViT with the weights of a timm VisionTransformer, given as a model or as a state_dict.
 
-    With phi="softmax" it computes what timm's does; any other φ changes its attention only. What timm's model does and
-    no ViT can do is an error that names it. `options` are fields of ViTConfig.
+    With phi="softmax" it computes the same as timm's; any other φ changes only its attention. An error names whatever
+    timm's model does that ViT cannot. `options` are fields of ViTConfig.
 
-    A state_dict tells less than a model. What it does not tell has to be given: a variant with the right number of
-    heads, pool, gelu ("exact" unless timm's act_layer says otherwise), and image_size if there are no positions; a
-    warning says what is taken for granted besides.
+    A state_dict shows less than a model. The rest has to be given: a variant with the right number of heads, pool, gelu
+    ("exact" unless timm's act_layer says otherwise), and image_size if there are no positions. A warning lists what is
+    assumed besides.
     """
     settings: dict[str, Any] = {}
     problems: list[str] = []
     if isinstance(source, nn.Module):
-        settings, problems = _told_by(source)
+        settings, problems = _inspect(source)
         weights = {name: tensor.detach() for name, tensor in source.state_dict().items()}
     elif isinstance(source, Mapping) and all(isinstance(tensor, Tensor) for tensor in source.values()):
         weights = {name: tensor.detach() for name, tensor in source.items()}
@@ -85,10 +85,10 @@ def from_timm(
         raise TypeError(
             f"source must be a timm VisionTransformer or its state_dict, got a {type(source).__name__}{inner}."
         )
-    if problems := list(dict.fromkeys([*problems, *_strange(weights)])):
+    if problems := list(dict.fromkeys([*problems, *_unsupported(weights)])):
         raise ValueError(
             f"this timm model cannot become a ViT: it has {', and '.join(problems)}. ViT does not do that, and would "
-            "compute something else with these weights: choose another model."
+            "compute something else with these weights. Choose another model."
         )
     require("the timm model", weights, "patch_embed.proj.weight", "blocks.0.mlp.fc1.weight")
     embedding = weights["patch_embed.proj.weight"]
@@ -98,7 +98,7 @@ def from_timm(
         settings["qk_norm"] = True
         settings.setdefault("heads", len(embedding) // len(query_norm))
     if not isinstance(source, nn.Module):
-        _ask(weights, variant, settings, options)
+        _require_settings(weights, variant, settings, options)
     _simplify(weights)
     if "pos_embed" not in weights and options.get("posemb") != "sincos2d":
         # Positions of zeros change nothing.
@@ -112,10 +112,10 @@ def from_timm(
     return model
 
 
-def _told_by(model: nn.Module) -> tuple[dict[str, Any], list[str]]:
-    """Return the settings that a model tells beyond its weights, and those of its features that no ViT has."""
+def _inspect(model: nn.Module) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings of a model that its weights do not show, and its features that ViT lacks."""
     kind = type(model)
-    if not any(one.__name__ == "VisionTransformer" and one.__module__.startswith("timm.") for one in kind.__mro__):
+    if not any(base.__name__ == "VisionTransformer" and base.__module__.startswith("timm.") for base in kind.__mro__):
         raise TypeError(
             "source must be a timm VisionTransformer or its state_dict, got a "
             f"{kind.__name__} of {kind.__module__.partition('.')[0]}."
@@ -131,15 +131,15 @@ def _told_by(model: nn.Module) -> tuple[dict[str, Any], list[str]]:
     }
     for block in timm.blocks:
         parts = (block, getattr(block, "attn", None), getattr(block, "mlp", None))
-        kinds = {usual: type(part).__name__ for usual, part in zip(("Block", "Attention", "Mlp"), parts, strict=True)}
-        for usual, actual in kinds.items():
+        names = {usual: type(part).__name__ for usual, part in zip(("Block", "Attention", "Mlp"), parts, strict=True)}
+        for usual, actual in names.items():
             problems[f"{actual} instead of {usual}"] = actual not in (usual, "NoneType")
-        if all(usual == actual for usual, actual in kinds.items()):
+        if all(usual == actual for usual, actual in names.items()):
             blocks.append(block)
             act = block.mlp.act
             problems[f"the activation {type(act).__name__} instead of GELU"] = _gelu(act) is None
-    told = {(block.attn.num_heads, _gelu(block.mlp.act)) for block in blocks}
-    problems["blocks with different numbers of heads or activations"] = len(told) > 1
+    variants = {(block.attn.num_heads, _gelu(block.mlp.act)) for block in blocks}
+    problems["blocks with different numbers of heads or activations"] = len(variants) > 1
     norms = [timm.norm, timm.fc_norm]
     norms += [norm for block in blocks for norm in (block.norm1, block.norm2, block.attn.q_norm, block.attn.k_norm)]
     for words, norm in ((PRE_NORM, timm.norm_pre), (EMBED_NORM, getattr(timm.patch_embed, "norm", nn.Identity()))):
@@ -149,23 +149,23 @@ def _told_by(model: nn.Module) -> tuple[dict[str, Any], list[str]]:
         problems[f"norms of the kind {type(norm).__name__} instead of LayerNorm"] = not is_usual
         eps = getattr(norm, "eps", 1e-6)
         problems[f"an eps of {eps:g} instead of 1e-6 in its norms"] = eps != 1e-6
-    heads, gelu = told.pop() if told else (None, None)
+    heads, gelu = variants.pop() if variants else (None, None)
     settings = {"pool": "tok" if pool == "token" else "gap", "gelu": gelu, "heads": heads}
     settings["image_size"] = tuple(timm.patch_embed.img_size)
     return settings, [text for text, wrong in problems.items() if wrong]
 
 
 def _gelu(activation: nn.Module) -> str | None:
-    """Return the kind of GELU that an activation is, torch's own or timm's; None if it is something else."""
+    """Return which GELU an activation is, torch's own or timm's; None if it is something else."""
     if isinstance(activation, nn.GELU):
         return "tanh" if activation.approximate == "tanh" else "exact"
     kind = type(activation)
     return {"GELU": "exact", "GELUTanh": "tanh"}.get(kind.__name__) if kind.__module__.startswith("timm.") else None
 
 
-def _strange(weights: Mapping[str, Tensor]) -> list[str]:
-    """Return the features that weights tell of and no ViT has."""
-    problems = [words for pattern, words in STRANGE.items() if any(re.fullmatch(pattern, name) for name in weights)]
+def _unsupported(weights: Mapping[str, Tensor]) -> list[str]:
+    """Return the features that the weights show and ViT lacks."""
+    problems = [words for pattern, words in UNSUPPORTED.items() if any(re.fullmatch(pattern, name) for name in weights)]
     if "norm.weight" in weights and "fc_norm.weight" in weights:
         problems.append("a norm of the tokens and another one of what was pooled (norm and fc_norm)")
     up, down = (weights.get(f"blocks.0.mlp.{name}.weight") for name in ("fc1", "fc2"))
@@ -176,10 +176,10 @@ def _strange(weights: Mapping[str, Tensor]) -> list[str]:
     return problems
 
 
-def _ask(
+def _require_settings(
     weights: Mapping[str, Tensor], variant: str | None, settings: Mapping[str, Any], options: Mapping[str, Any]
 ) -> None:
-    """Raise unless all is given that would be wrong in silence."""
+    """Raise unless everything is given whose default could be silently wrong."""
     width, patch = len(weights["patch_embed.proj.weight"]), weights["patch_embed.proj.weight"].shape[-1]
     mlp = len(weights["blocks.0.mlp.fc1.weight"])
     known = [
@@ -191,16 +191,16 @@ def _ask(
         f"variant, for its number of heads ({', '.join(known)})": variant is None and "heads" not in settings,
         "pool ('tok' for the class token, 'gap' for the mean of the patches)": "pool" not in options,
         "gelu ('exact', or 'tanh' for act_layer='gelu_tanh')": "gelu" not in options,
-        "image_size (it has no positions that tell)": "pos_embed" not in weights and "image_size" not in options,
+        "image_size (it has no positions to tell)": "pos_embed" not in weights and "image_size" not in options,
     }
     if missing := [name for name, wrong in wanted.items() if wrong]:
         raise ValueError(
-            f"a state_dict does not tell all that timm's model does: pass {', '.join(missing)}; or pass the model."
+            f"a state_dict does not show everything about timm's model: pass {', '.join(missing)}; or pass the model."
         )
 
 
 def _simplify(weights: dict[str, Tensor]) -> None:
-    """Replace what timm has and ViT has not by weights that do the same: absent biases, and scales of a layer."""
+    """Replace what ViT lacks by equivalent weights: add absent biases as zeros, and fold in the scales of layers."""
     for name in [name for name in weights if re.search(r"\.[qk]_norm\.bias$", name)]:
         if weights.pop(name).any():
             raise ValueError(
@@ -211,14 +211,14 @@ def _simplify(weights: dict[str, Tensor]) -> None:
     for block, layer in re.findall(r"^(blocks\.\d+)\.(.+)\.weight$", "\n".join(weights), flags=re.MULTILINE):
         layers.setdefault(layer, []).append(f"{block}.{layer}")
     for layer, names in layers.items():
-        # A model was made without them in every block; where one lacks them, something was lost.
+        # If a model has no such biases, no block has them; if only some blocks lack them, something was lost.
         if layer not in ("attn.q_norm", "attn.k_norm") and not any(f"{name}.bias" in weights for name in names):
             weights |= {
                 f"{name}.bias": weights[f"{name}.weight"].new_zeros(len(weights[f"{name}.weight"])) for name in names
             }
     scales = [name for name in weights if re.fullmatch(r"blocks\.\d+\.ls[12]\.gamma", name)]
     if scales and len(scales) != 2 * len(layers["mlp.fc1"]):
-        raise ValueError(f"there are {len(scales)} scales ls1.gamma and ls2.gamma, which should be two of each block.")
+        raise ValueError(f"there are {len(scales)} scales ls1.gamma and ls2.gamma, but there should be two per block.")
     for name in scales:
         scale = weights.pop(name)
         layer = name.replace("ls1.gamma", "attn.proj").replace("ls2.gamma", "mlp.fc2")

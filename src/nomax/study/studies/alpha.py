@@ -14,7 +14,7 @@ from typing import Any
 from nomax.phi import ACTIVATIONS, SOFTMAX, Phi
 from nomax.study.engine.experiment import Experiment, ImageExperiment
 from nomax.study.engine.figure import Figure
-from nomax.study.engine.result import ImageResult, Result, finals, trained, where
+from nomax.study.engine.result import ImageResult, Result, finals, where
 from nomax.study.engine.statistics import (
     Interval,
     accuracy,
@@ -29,7 +29,7 @@ from nomax.study.engine.statistics import (
 )
 from nomax.study.engine.verdict import MARGIN, Verdict, above, agree, basis, percent, points, worst
 from nomax.study.setup import Setup
-from nomax.study.studies import alpha_sweep, initial
+from nomax.study.studies import alpha_sweep, initial, inside, speed
 from nomax.study.studies.alpha_sweep import Ground
 from nomax.train.console import Stop
 
@@ -43,7 +43,7 @@ TWINS = {"relu": "relu6", "relu6": "relu"}
 
 
 def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
-    """Every h with every α, and softmax, at every length; and the weights of untrained models.
+    """Every h with every α, and softmax, at every length; the weights of untrained models; and the speed of attention.
 
     Every φ has softmax's learning rate, as in the paper, and its own best one beside it. The largest questions come
     first, and of each all seeds one after the other: a budget cuts off the least.
@@ -55,7 +55,11 @@ def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
         for phi in [SOFTMAX, *setup.phis(length)]
         for rate in dict.fromkeys([setup.lr, setup.own_rate(phi)])
     ]
-    return [*initial.measurements(setup), *sorted(models, key=lambda run: _rank(run, setup))]
+    return [
+        *initial.measurements(setup),
+        *sorted(models, key=lambda run: _rank(run, setup)),
+        *speed.measurements(),
+    ]
 
 
 def _rank(run: ImageExperiment, setup: Setup) -> int:
@@ -70,16 +74,20 @@ def earlier_measurements(setup: Setup, numbers: Mapping[str, Mapping[str, Any]])
     return [run.result("done", numbers=run.measure(Stop())) for run in initial.measurements(setup)]
 
 
-def figures(rows: Sequence[Result], setup: Setup) -> list[Figure]:
-    """Accuracy over α by length, and the mean weight at initialisation over the length."""
+def figures(
+    rows: Sequence[Result], setup: Setup, diagnostics: Mapping[str, inside.Points] | None = None
+) -> list[Figure]:
+    """Accuracy over α by length, what attention does meanwhile, and the mean weight at initialisation."""
     title = "Accuracy of L⁻ᵅ·h over the exponent α"
     caption = (
         "Each h is trained with its weights multiplied by L⁻ᵅ; the broken line is softmax, which has no α. "
         "The paper's Fig. 2 shows the same for S/32, S/16 and S/8 on ImageNet."
     )
-    models = trained(rows)
+    models = [row for row in finals(rows) if row.lr == setup.lr]
     return [
         alpha_sweep.figure(models, _lines(models), "alpha", title, caption),
+        *([inside.figure(models, diagnostics)] if diagnostics else []),
+        speed.figure(rows),
         initial.figure(initial.collect(rows), setup),
     ]
 
