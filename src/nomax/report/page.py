@@ -19,6 +19,7 @@ from nomax.evaluate import terminal
 from nomax.report import results, words
 from nomax.report.sections import Judged, Section, anchors, section
 from nomax.study.claims import CLAIMS, GROUPS, HEADLINE
+from nomax.study.engine.publication import results_folders
 from nomax.study.engine.verdict import amount
 
 LIMIT = 2_500_000  # bytes: a page that a phone loads without a second thought
@@ -79,7 +80,7 @@ def write(places: Sequence[Path], out: Path) -> Written:
 
     places: results folders, or folders that hold some. Raises FileNotFoundError or ValueError, which name the file.
     """
-    folders = [results.read(folder) for folder in results.find(places)]
+    folders = [results.read(folder) for folder in results_folders(places)]
     claims = iter(anchors("claim", [verdict.claim for one in folders for verdict in one.verdicts]))
     names = anchors("study", [one.story.name for one in folders])
     studies = [

@@ -1,12 +1,10 @@
 """Results folders as `nomax study` writes them, read and checked: an error names the file and what is wrong in it."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from nomax._files import read_json
-from nomax.study import STUDIES
 from nomax.study.engine.statistics import Comparison
 from nomax.study.engine.verdict import Premise
 
@@ -102,21 +100,6 @@ class ResultsFolder:
     curves: list[Curve]
     attention: list[Attention]
     runs: list[dict[str, Any]]
-
-
-def find(places: Iterable[Path]) -> list[Path]:
-    """Return the results folders that these paths name; a path may be one, or a folder that holds some."""
-    found: dict[Path, Path] = {}
-    for place in places:
-        inside = [place] if (place / "study.json").is_file() else [file.parent for file in place.glob("*/study.json")]
-        if not inside:
-            what = "holds no study.json, nor does a folder in it" if place.is_dir() else "is no folder"
-            raise FileNotFoundError(f"{place} {what}. {ADVICE}")
-        # In the order of the papers; other studies follow by name.
-        order = {name: place for place, name in enumerate(STUDIES)}
-        inside.sort(key=lambda folder: (order.get(folder.name, len(order)), folder.name))
-        found |= {folder.resolve(): folder for folder in inside}
-    return list(found.values())
 
 
 def read(folder: Path) -> ResultsFolder:
