@@ -18,7 +18,7 @@ from PIL import Image
 
 from nomax import Phi, _colours
 from nomax.cli import COMMANDS, parsed
-from nomax.data.registry import ENTRIES, TEXTS
+from nomax.data.registry import IMAGES, TEXTS
 from nomax.phi import ACTIVATIONS, ROW_MAPS
 
 ROOT = Path(__file__).parent.parent
@@ -128,7 +128,7 @@ def test_every_phi_with_a_name_is_one():
 
 
 def test_the_table_of_data_sets_is_that_of_the_registry():
-    for entry in ENTRIES.values():
+    for entry in IMAGES.values():
         counts = " | ".join(f"{count:,}" for count in (entry.counts["train"], entry.counts["test"], entry.classes))
         assert f"| `{entry.name}` | {counts} | {'×'.join(map(str, entry.shape))} |" in PAGES["data"]
     for text in TEXTS.values():

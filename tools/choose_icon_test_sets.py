@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from nomax.data.prepare import icons
-from nomax.data.prepare.job import Job
+from nomax.data.prepare.packages import Job
 
 SHARE, LARGEST, SMALLEST = 0.08, 0.02, 100
 ALIKE, COPIED_SHARE, COPIED = 0.97, 0.1, 10

@@ -141,7 +141,7 @@ def test_a_shard_of_problems_tells_a_thousand_of_them(tmp_path: Path, monkeypatc
     monkeypatch.setattr(shard_index, "MOST_PROBLEMS", 10)
     lone = b"".join(header(f"l{number}.cls", 1) + padded(b"0") for number in range(50))
     (tmp_path / "0.tar").write_bytes(good(0) + lone + bytes(1024))
-    found = list(ShardSource(tmp_path, on_error="skip").problems.found.values())
+    found = list(ShardSource(tmp_path, on_error="skip").problems.left_out.values())
     assert len(found) == 11
     assert found[-1].endswith("0.tar: 40 more members have problems.")
 

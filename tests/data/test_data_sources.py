@@ -13,18 +13,18 @@ import pytest
 
 from nomax import data
 from nomax.cli import main
-from nomax.data.images.describe import describe_images, write_sheet
-from nomax.data.prepare.idx import parse
-from nomax.data.registry import ENTRIES, TEXTS
+from nomax.data.commands.info import pixel_statistics, write_sheet
+from nomax.data.prepare.mnist_cifar import parse_idx
+from nomax.data.registry import IMAGES, TEXTS
 
-IMAGES = np.random.default_rng(0).integers(0, 256, (12, 5, 7, 3), np.uint8)
+PIXELS = np.random.default_rng(0).integers(0, 256, (12, 5, 7, 3), np.uint8)
 LABELS = np.arange(12) % 3
 
 
 def prepared(folder: Path) -> Path:
     """A data set as `nomax data get` leaves it, written by hand."""
     folder.mkdir(parents=True)
-    np.save(folder / "images.npy", IMAGES)
+    np.save(folder / "images.npy", PIXELS)
     np.save(folder / "labels.npy", LABELS)
     meta = {"name": folder.name, "classes": ["a", "b", "c"], "splits": {"train": [0, 9], "test": [9, 12]}}
     (folder / "meta.json").write_text(json.dumps(meta))
@@ -32,27 +32,27 @@ def prepared(folder: Path) -> Path:
 
 
 def test_an_array_source_gives_images_labels_and_names() -> None:
-    source = data.ArraySource(IMAGES, LABELS, ["a", "b", "c"], "toys")
+    source = data.ArraySource(PIXELS, LABELS, ["a", "b", "c"], "toys")
     assert len(source) == 12
     assert source.labels.dtype == np.int64
     image = source.image(4)
     assert image.mode == "RGB"
     assert image.size == (7, 5)
-    np.testing.assert_array_equal(np.asarray(image), IMAGES[4])
+    np.testing.assert_array_equal(np.asarray(image), PIXELS[4])
     assert "toys" in source.name(4)
     assert "4" in source.name(4)
-    assert data.ArraySource(IMAGES[..., 0], LABELS, "abc", "toys").image(0).mode == "L"
+    assert data.ArraySource(PIXELS[..., 0], LABELS, "abc", "toys").image(0).mode == "L"
 
 
 @pytest.mark.parametrize(
     ("images", "labels", "classes", "message"),
     [
-        (IMAGES.astype(np.float32), LABELS, "abc", "must be uint8"),
-        (IMAGES[..., :2], LABELS, "abc", r"\[N, H, W, 3\]"),
-        (IMAGES, LABELS[:-1], "abc", "one integer for each of the 12 images"),
-        (IMAGES, LABELS * 0.5, "abc", "one integer for each"),
-        (IMAGES, LABELS, "ab", "labels go from 0 to 2, but there are 2 classes"),
-        (IMAGES, LABELS - 1, "abc", "labels go from -1"),
+        (PIXELS.astype(np.float32), LABELS, "abc", "must be uint8"),
+        (PIXELS[..., :2], LABELS, "abc", r"\[N, H, W, 3\]"),
+        (PIXELS, LABELS[:-1], "abc", "one integer for each of the 12 images"),
+        (PIXELS, LABELS * 0.5, "abc", "one integer for each"),
+        (PIXELS, LABELS, "ab", "labels go from 0 to 2, but there are 2 classes"),
+        (PIXELS, LABELS - 1, "abc", "labels go from -1"),
     ],
 )
 def test_an_array_source_refuses_what_does_not_fit(images, labels, classes, message: str) -> None:
@@ -63,7 +63,7 @@ def test_an_array_source_refuses_what_does_not_fit(images, labels, classes, mess
 def test_a_prepared_folder_is_loaded_by_its_path(tmp_path) -> None:
     folder = prepared(tmp_path / "toys")
     source = data.load(folder, "test")
-    np.testing.assert_array_equal(source.images, IMAGES[9:])
+    np.testing.assert_array_equal(source.images, PIXELS[9:])
     np.testing.assert_array_equal(source.labels, LABELS[9:])
     with pytest.raises(ValueError, match="split 'val': toys has the splits train, test"):
         data.load(folder, "val")
@@ -73,7 +73,7 @@ def test_writing_into_a_loaded_image_leaves_the_file_alone(tmp_path) -> None:
     folder = prepared(tmp_path / "toys")
     source = data.load(folder)
     source.images[:] = 0
-    np.testing.assert_array_equal(data.load(folder).images, IMAGES[:9])
+    np.testing.assert_array_equal(data.load(folder).images, PIXELS[:9])
 
 
 def lying(shape: tuple[int, ...], kind: str = "<i8") -> bytes:
@@ -133,6 +133,9 @@ def test_on_error_takes_two_words() -> None:
 def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("NOMAX_DATA", str(tmp_path))
     assert data.cache_folder() == tmp_path
+    monkeypatch.setenv("NOMAX_DATA", "data")
+    with pytest.raises(ValueError, match=r"NOMAX_DATA \(data\) names: a relative path .*give the full path\."):
+        data.cache_folder()
     monkeypatch.delenv("NOMAX_DATA")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert data.cache_folder() == tmp_path / ".cache" / "nomax" / "data"
@@ -150,16 +153,23 @@ def test_the_cache_folder_follows_the_environment(monkeypatch, tmp_path) -> None
 )
 def test_a_broken_idx_file_is_named(content: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=f"^some file.*{message}"):
-        parse(content, "some file")
+        parse_idx(content, "some file")
 
 
 def test_descriptions_agree_with_numpy() -> None:
-    source = data.ArraySource(IMAGES, [0] * 7 + [1] * 3 + [2] * 2, "abc", "toys")
-    found = describe_images(source)
-    assert (found.images, found.classes, found.fewest, found.median, found.most) == (12, 3, 2, 3, 7)
-    np.testing.assert_allclose(found.mean, IMAGES.mean((0, 1, 2)) / 255)
-    np.testing.assert_allclose(found.std, IMAGES.std((0, 1, 2)) / 255)
-    assert found.sizes == "7×5 RGB"
+    statistics = pixel_statistics(data.ArraySource(PIXELS, LABELS, "abc", "toys"))
+    np.testing.assert_allclose(statistics.mean, PIXELS.mean((0, 1, 2)) / 255)
+    np.testing.assert_allclose(statistics.std, PIXELS.std((0, 1, 2)) / 255)
+    assert statistics.sizes == "7×5 RGB"
+
+
+def test_the_info_command_counts_the_images_of_classes(tmp_path, capsys) -> None:
+    folder = prepared(tmp_path / "toys")
+    np.save(folder / "labels.npy", np.array([0] * 5 + [1] * 3 + [2] + [0, 1, 2]))
+    assert main(["data", "info", str(folder), "--split", "train"]) == 0
+    out = capsys.readouterr().out
+    for row in ("images +│ 9", "classes +│ 3", "smallest class +│ 1", "middle one +│ 3", "largest +│ 5"):
+        assert re.search(row, out)
 
 
 def test_the_info_command_describes_a_data_set_and_draws_a_sheet(tmp_path, capsys) -> None:
@@ -211,7 +221,7 @@ def test_the_list_command_shows_every_name(capsys, monkeypatch, tmp_path) -> Non
     assert main(["data", "list"]) == 0
     out = capsys.readouterr().out
     lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}
-    for name, entry in (ENTRIES | TEXTS).items():
+    for name, entry in (IMAGES | TEXTS).items():
         assert lines[name].rstrip().endswith("not here") == bool(entry.packages)
     assert "bundled" in lines["fashion-mnist-small"]
     assert "To get one that is not here: nomax data get NAME\n" in out
@@ -255,7 +265,7 @@ def test_digits_are_scikit_learns() -> None:
 def test_the_info_command_reads_folders_and_leaves_out_what_it_may(tmp_path, capsys) -> None:
     from PIL import Image
 
-    for index, image in enumerate(IMAGES):
+    for index, image in enumerate(PIXELS):
         for split in ("train", "val"):
             file = tmp_path / split / f"class-{LABELS[index]}" / f"{index}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -283,7 +293,7 @@ def test_a_folder_of_shards_is_told_from_a_folder_of_images(layout: str, tmp_pat
         tar = tmp_path / layout.format(split=split)
         tar.parent.mkdir(exist_ok=True)
         with tarfile.open(tar, "w") as archive:
-            for key, (image, label) in enumerate(zip(IMAGES[part], LABELS[part], strict=True)):
+            for key, (image, label) in enumerate(zip(PIXELS[part], LABELS[part], strict=True)):
                 png = io.BytesIO()
                 Image.fromarray(image).save(png, "PNG")
                 for name, content in {f"{key:03}.png": png.getvalue(), f"{key:03}.cls": str(label).encode()}.items():
@@ -293,7 +303,7 @@ def test_a_folder_of_shards_is_told_from_a_folder_of_images(layout: str, tmp_pat
     for split, part in {"train": slice(0, 9), "test": slice(9, 12)}.items():
         source = data.load(tmp_path, split)
         np.testing.assert_array_equal(source.labels, LABELS[part])
-        np.testing.assert_array_equal(np.asarray(source.image(2)), IMAGES[part][2])
+        np.testing.assert_array_equal(np.asarray(source.image(2)), PIXELS[part][2])
 
 
 @pytest.mark.parametrize(

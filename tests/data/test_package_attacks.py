@@ -95,7 +95,7 @@ def test_an_odd_size_in_a_debian_package_is_an_error(size: bytes, tmp_path: Path
 
 
 def test_a_download_far_larger_than_its_package_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = Package("npm", "tiny", "1.0.0", "tiny-1.0.0.tgz", 100, "0" * 64)
+    package = Package("npm", "tiny", "1.0.0", 100, "0" * 64)
     check_size(package, MOST_SPARE, "it")
     with pytest.raises(ValueError, match=r"it: 67,110,465 bytes for tiny 1\.0\.0, which .* limit is 67,110,464"):
         check_size(package, 16 * 100 + MOST_SPARE + 1, "it")

@@ -100,7 +100,17 @@ def test_figures_of_other_numbers_are_not_drawn(done, tmp_path, capsys):
 
 def test_a_study_is_run_published_and_judged_by_one_command(done, small):
     out, rows = done / "out", Store(done / "store").results()
-    names = {"study.json", "runs.json", "runs.csv", "curves.json", "verdicts.json", "verdicts.md", "toy.svg", "toy.png"}
+    names = {
+        "study.json",
+        "runs.json",
+        "runs.csv",
+        "curves.json",
+        "diagnostics.json",
+        "verdicts.json",
+        "verdicts.md",
+        "toy.svg",
+        "toy.png",
+    }
     names |= {"rows_statistics.json", "maps.svg"}
     assert {path.name for path in out.iterdir()} == names
     about = read(out / "study.json")
@@ -254,6 +264,8 @@ def test_diagnostics_are_published_thinned_and_kept_and_reach_the_figures(done, 
     store, out = tmp_path / "store", tmp_path / "out"
     shutil.copytree(done / "store", store)
     key = read(done / "out" / "runs.json")[0]["key"]
+    for path in store.glob("runs/*/diagnostics.jsonl"):
+        path.unlink()
     lines = [json.dumps({"step": step, "row_sum": [step / 3, 1.0]}) for step in range(250)]
     lines += [json.dumps({"step": 249, "row_sum": [float("nan"), 2.0]}), '{"step": 250, "row']
     (store / "runs" / key / "diagnostics.jsonl").write_text("\n".join(lines))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from nomax._files import did_you_mean
 from nomax.data import randomness
-from nomax.data.registry import ENTRIES, TEXTS, Entry, cache_folder, entry
+from nomax.data.registry import IMAGES, TEXTS, Entry, cache_folder, entry
 from nomax.data.source import Source, is_prepared, open_prepared, part, read_meta
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -46,8 +46,8 @@ def load(
         raise ValueError(f"on_error must be 'raise' or 'skip', not {on_error!r}.")
     if held_out:
         return _hold_out(text, split, root, on_error, held_out)
-    if text in ENTRIES:
-        return _named(ENTRIES[text], split, root)
+    if text in IMAGES:
+        return _named(IMAGES[text], split, root)
     if text.startswith(("hf:", "torchvision:")):
         from nomax.data.images import hub
 
@@ -81,7 +81,7 @@ def located(name_or_path: str) -> str:
 
     Names, "torchvision:NAME" and data sets of the hub stay as they are.
     """
-    if name_or_path in ENTRIES or name_or_path in TEXTS or name_or_path.startswith("torchvision:"):
+    if name_or_path in IMAGES or name_or_path in TEXTS or name_or_path.startswith("torchvision:"):
         return name_or_path
     if name_or_path.startswith("hf:"):
         folder, mark, columns = name_or_path[3:].partition("#")
@@ -166,5 +166,5 @@ def _is_shards(path: Path) -> bool:
 
 
 def _unknown(text: str) -> str:
-    hint = did_you_mean(text, [*ENTRIES, *TEXTS])
+    hint = did_you_mean(text, [*IMAGES, *TEXTS])
     return f"{text!r} is neither a file or folder nor the name of a data set{hint} To see the names: nomax data list"

@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -164,14 +164,20 @@ def read_meta(folder: Path) -> dict[str, Any]:
     return meta
 
 
+def npy_header(file: IO[bytes], size: int, title: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Read the header of an .npy file of so many bytes: the array's shape and type, which must fit the size."""
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError(f"{title} is not in the format that numpy writes")
+    shape, _, kind = np.lib.format.read_array_header_1_0(file)
+    if math.prod(shape) * kind.itemsize != size - file.tell():
+        raise ValueError(f"{title} holds another number of bytes than its header says")
+    return shape, kind
+
+
 def _mapped(path: Path) -> npt.NDArray[Any]:
     """Map the array in a file. (numpy would allocate what the header claims, however long the file is.)"""
     with path.open("rb") as file:
-        if np.lib.format.read_magic(file) != (1, 0):
-            raise ValueError(f"{path.name} is not in the format that numpy writes")
-        shape, _, kind = np.lib.format.read_array_header_1_0(file)
-        if math.prod(shape) * kind.itemsize != os.fstat(file.fileno()).st_size - file.tell():
-            raise ValueError(f"{path.name} holds another number of bytes than its header says")
+        npy_header(file, os.fstat(file.fileno()).st_size, path.name)
     # Copy on write: torch wants arrays it could write to, and the file stays as it is whatever it does.
     mapped: npt.NDArray[Any] = np.load(path, mmap_mode="c", allow_pickle=False)
     return mapped

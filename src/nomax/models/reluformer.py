@@ -21,6 +21,7 @@ from nomax.models.validation import check_fields
 from nomax.nn import RELUFORMER, Attention, KeyValueCache, Memory, Penalties, penalties
 from nomax.nn.attention import Learned
 from nomax.nn.linear import linear
+from nomax.nn.norm import LayerNorm
 from nomax.phi import ACTIVATIONS, SOFTMAX, Phi
 
 MOST_LAYERS = 1000  # of the encoder and of the decoder: the deepest transformers so far; more is a mistake
@@ -191,11 +192,11 @@ class Layer(nn.Module):
         dim, phi = config.dim, Phi.parse(config.phi)
         phi = replace(phi, gain=phi.gain / config.gamma) if config.gamma != 1 else phi
         settings: Any = {"phi": phi, "learned_gain": config.learned_gain, "joined_norm": config.joined_norm}
-        self.attention_norm = nn.LayerNorm(dim, eps=1e-6)
+        self.attention_norm = LayerNorm(dim)
         self.attention = Attention(dim, config.heads, rotary=config.positions == "rotary", **settings)
-        self.source_norm = nn.LayerNorm(dim, eps=1e-6) if reads_source else None
+        self.source_norm = LayerNorm(dim) if reads_source else None
         self.source_attention = Attention(dim, config.heads, context_dim=dim, **settings) if reads_source else None
-        self.memory_norm = nn.LayerNorm(dim, eps=1e-6)
+        self.memory_norm = LayerNorm(dim)
         self.memory = Memory(dim, config.slots, phi=config.memory_phi, norm=config.memory_norm)
         self.dropout = nn.Dropout(config.dropout)
         self.post = config.norm == "post"
@@ -236,8 +237,8 @@ class ReLUFormer(Pretrained):
         self.encoder = nn.ModuleList(Layer(config, reads_source=False) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(Layer(config, reads_source=translates) for _ in range(config.decoder_layers))
         pre = config.norm == "pre"  # then the residual stream has had no norm yet
-        self.encoder_norm = nn.LayerNorm(config.dim, eps=1e-6) if pre and translates else nn.Identity()
-        self.decoder_norm = nn.LayerNorm(config.dim, eps=1e-6) if pre else nn.Identity()
+        self.encoder_norm = LayerNorm(config.dim) if pre and translates else nn.Identity()
+        self.decoder_norm = LayerNorm(config.dim) if pre else nn.Identity()
 
     @classmethod
     def from_config(cls, config: ReLUFormerConfig) -> "ReLUFormer":

@@ -19,6 +19,7 @@ from nomax.models.validation import check_fields
 from nomax.nn import Attention, Linear
 from nomax.nn.attention import Gate, Learned
 from nomax.nn.linear import linear
+from nomax.nn.norm import LayerNorm
 from nomax.ops.gelu import gelu
 from nomax.phi import Phi
 
@@ -254,7 +255,7 @@ class Block(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         width, heads = config.size.width, config.size.heads
-        self.attention_norm = nn.LayerNorm(width, eps=1e-6)
+        self.attention_norm = LayerNorm(width)
         self.attention = Attention(
             width,
             heads,
@@ -264,7 +265,7 @@ class Block(nn.Module):
             learned_gain=config.learned_gain,
             learned_alpha=config.learned_alpha,
         )
-        self.mlp_norm = nn.LayerNorm(width, eps=1e-6)
+        self.mlp_norm = LayerNorm(width)
         self.mlp = MLP(config)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -293,7 +294,7 @@ class ViT(Pretrained):
         self.class_token = nn.Parameter(torch.zeros(1, 1, width)) if config.has_class_token else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(depth))
-        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.norm = LayerNorm(width)
         self.pre_logits = Linear(width, rep_size) if rep_size else None
         if self.pre_logits is not None:
             _lecun_normal(self.pre_logits)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from nomax.nn.cache import KeyValueCache
 from nomax.nn.linear import Linear
-from nomax.nn.norm import GatedRMSNorm
+from nomax.nn.norm import GatedRMSNorm, LayerNorm
 from nomax.nn.rotary import angles, rotate
 from nomax.ops import length
 from nomax.ops.api import attention
@@ -79,8 +79,8 @@ class Attention(nn.Module):
         else:
             self.q = Linear(dim, dim, bias)
             self.kv = Linear(context_dim, 2 * dim, bias)
-        self.query_norm = nn.LayerNorm(dim // heads, eps=1e-6, bias=False) if qk_norm else None
-        self.key_norm = nn.LayerNorm(dim // heads, eps=1e-6, bias=False) if qk_norm else None
+        self.query_norm = LayerNorm(dim // heads, bias=False) if qk_norm else None
+        self.key_norm = LayerNorm(dim // heads, bias=False) if qk_norm else None
         self.joined_norm = GatedRMSNorm(dim) if joined_norm is not None else None
         self.gate = Linear(dim, dim) if gate is not None else None
         self.gain = self._learned("learned_gain", learned_gain)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nomax.nn.linear import SLOW
+from nomax.nn.norm import LayerNorm
 from nomax.ops import length
 from nomax.ops.problem import as_it_is, autocasts, wide
 from nomax.phi import ACTIVATIONS, ROW_MAPS, SOFTMAX, Phi
@@ -48,7 +49,7 @@ class Memory(nn.Module):
             )
         self.keys = nn.Parameter(torch.empty(slots, dim))
         self.values = nn.Parameter(torch.empty(slots, dim))
-        self.norm = nn.LayerNorm(dim, eps=1e-6) if norm else None
+        self.norm = LayerNorm(dim) if norm else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

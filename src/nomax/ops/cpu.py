@@ -19,12 +19,14 @@ from nomax.ops.problem import Problem
 from nomax.phi import ACTIVATIONS, Phi
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SMALL = 4096  # numbers; below, the way to a kernel takes longer than the work of a layer
 CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
 
 # Operators without an autograd formula, once they are loaded: a tiny call would notice the time to look them up.
 attend_forward: Any = None
 attend_gradients: Any = None
 _loaded = False
+_without_kernels = False  # where loading them failed
 _lock = Lock()
 
 
@@ -139,6 +141,30 @@ def _constants(phi: str | Phi, keys: int) -> tuple[int | None, float, float]:
     return CODES[phi.activation], *length.constants(phi, keys)
 
 
+def serves(x: Tensor) -> bool:
+    """Return whether the kernels of other layers (GELU, LayerNorm, …) serve this call and pay off."""
+    return (
+        type(x) is Tensor
+        and x.is_cpu
+        and x.dtype in DTYPES
+        and x.numel() >= SMALL
+        and not torch.compiler.is_compiling()  # a compiler fuses PyTorch's own with their neighbours
+        and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0
+        and _can_load()
+    )
+
+
+def _can_load() -> bool:
+    global _without_kernels
+    if not _loaded and not _without_kernels:
+        try:
+            load()
+        except BuildError:  # attention says what is wrong; this is only slower
+            _without_kernels = True
+    return not _without_kernels
+
+
 def instruction_set() -> str:
     """Return the instruction set that the kernels use here; the environment variable NOMAX_ISA forces one."""
     load()
@@ -197,6 +223,12 @@ def _register() -> None:
     torch.library.register_fake("nomax::gelu", lambda x, bias, tanh: torch.empty_like(x))
     torch.library.register_fake("nomax::gelu_", lambda x, bias, tanh: None)
     torch.library.register_fake("nomax::gelu_backward", _shapes_gelu_backward)
+    torch.library.register_fake("nomax::layer_norm", _shapes_norm)
+    torch.library.register_fake("nomax::layer_norm_backward", _shapes_norm_backward)
+    torch.library.register_fake(
+        "nomax::cross_entropy", lambda x, labels, s: x.new_empty(4, len(x), dtype=torch.float32)
+    )
+    torch.library.register_fake("nomax::cross_entropy_backward", lambda grad, x, *rest: torch.empty_like(x))
 
 
 class Arguments(NamedTuple):
@@ -253,6 +285,16 @@ def _shapes_gelu_backward(
     grad: Tensor, x: Tensor, bias: Tensor | None, tanh: bool, bias_wanted: bool
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), x.new_empty(x.shape[1] if bias_wanted else 0, dtype=torch.float32)
+
+
+def _shapes_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape[0] * x.shape[1], 2, dtype=torch.float32)
+
+
+def _shapes_norm_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, statistics: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    return x.new_empty(x.shape), torch.empty_like(weight), weight.new_empty(0 if bias is None else len(bias))
 
 
 class _Attend(torch.autograd.Function):

@@ -1,30 +1,25 @@
-"""GELU on the CPU kernels: F.gelu, several times faster, with the bias of the preceding product added."""
+"""GELU on the CPU kernels: the same function as F.gelu, several times faster, of a product whose bias it adds."""
 
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from nomax.ops import build, cpu
-
-SMALL = 4096  # numbers; below this, calling the kernel takes longer than the work
-
-_without_kernels = False
+from nomax.ops import cpu
 
 
 def gelu(
     x: Tensor, bias: Tensor | None = None, approximate: Literal["none", "tanh"] = "none", *, spent: bool = False
 ) -> Tensor:
-    """Compute F.gelu(x + bias), with our kernels where possible: on the CPU, eagerly, up to the first derivative.
+    """Compute F.gelu(x + bias), by our kernels wherever they serve: on the CPU, eagerly, to the first derivative.
 
-    bias: [x's last dimension], that of a linear layer: adding it here saves the layer a pass over its result.
-    spent: x is not needed afterwards, so the result may overwrite it. (It does if no gradient is needed.)
+    bias: [x's last dimension], as a linear layer has it: adding it here saves that layer a pass over its result.
+    spent: nobody needs x afterwards, so the result may take its place. (It does if no gradient is wanted.)
     """
     if approximate not in ("none", "tanh"):
         raise ValueError(f'approximate={approximate!r} must be "none" or "tanh".')
-    if not _serves(x):
+    if not cpu.serves(x):
         return F.gelu(x if bias is None else (x + bias).to(x.dtype), approximate=approximate)
     tanh = approximate == "tanh"
     rows, bias = x.contiguous().reshape(-1, x.shape[-1]), None if bias is None else bias.float()
@@ -36,29 +31,6 @@ def gelu(
     else:
         out = torch.ops.nomax.gelu(rows, bias, tanh)
     return out.view(x.shape)
-
-
-def _serves(x: Tensor) -> bool:
-    return (
-        type(x) is Tensor
-        and x.is_cpu
-        and x.dtype in cpu.DTYPES
-        and x.numel() >= SMALL
-        and not torch.compiler.is_compiling()  # a compiler fuses F.gelu with its neighbours
-        and not torch._C._are_functorch_transforms_active()
-        and forward_ad._current_level < 0
-        and _loaded()
-    )
-
-
-def _loaded() -> bool:
-    global _without_kernels
-    if not _without_kernels:
-        try:
-            cpu.load()
-        except build.BuildError:  # attention says what is wrong; this is only slower
-            _without_kernels = True
-    return not _without_kernels
 
 
 class _Gelu(torch.autograd.Function):

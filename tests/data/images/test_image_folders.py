@@ -176,7 +176,7 @@ def test_an_empty_class_is_an_error_or_left_out_where_the_user_said_so(
         source = FolderSource(tmp_path, on_error="skip")
     assert list(source.classes) == ["a", "c"]
     assert source.labels.tolist() == [0, 1]
-    assert list(source.problems.found) == [str(tmp_path / "b")]
+    assert list(source.problems.left_out) == [str(tmp_path / "b")]
     assert str(tmp_path / "b") in caplog.text
 
 

@@ -136,7 +136,7 @@ def test_a_truncated_tar_is_named_with_the_place(tmp_path: Path) -> None:
             source = ShardSource(tmp_path, on_error="skip")
             assert len(source) == complete
             assert all(same(source.image(number), number) for number in range(complete))
-            assert any("truncated" in text for text in source.problems.found.values())
+            assert any("truncated" in text for text in source.problems.left_out.values())
 
 
 @pytest.mark.parametrize("content", [b"", b"hello" * 1000, b"\x1f\x8b" + b"x" * 2000])
@@ -209,7 +209,7 @@ def test_a_wrong_sample_is_named_or_left_out_where_the_user_said_so(kind: str, t
         ShardSource(tmp_path)
     assert str(tar) in str(caught.value)
     source = ShardSource(tmp_path, on_error="skip")
-    assert source.problems.found
+    assert source.problems.left_out
     assert len(source) == 3 + (kind in ("two images", "key twice", "two labels"))  # the first one stays
     assert same(source.image(0), 0)
     assert same(source.image(len(source) - 1), 100)

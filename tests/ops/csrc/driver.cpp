@@ -263,6 +263,104 @@ std::string check_gelu(Type type, bool tanh, bool with_bias, int64_t rows, int64
   return "";
 }
 
+// Rows of [3, 2, width] that lie apart from each other; and so do those of the gradient.
+std::string check_norm(Type type, bool with_bias, int64_t width) {
+  constexpr int64_t OUTER = 3, INNER = 2, ROWS = OUTER * INNER;
+  const int64_t stride = kernel.width(width);
+  Dense x(Shape{1, OUTER, INNER + 1, width}), grad(x.shape);
+  Totals value(ROWS, width), slope(ROWS, width);
+  std::vector<float> weight(size_t(stride), 0), bias(size_t(stride), 0), partial(size_t(2 * stride), 0), statistics(2 * ROWS);
+  std::vector<double> to_weight(size_t(width), 0), to_bias(size_t(width), 0), sizes(size_t(width), 0);
+  for (size_t i = 0; i < x.values.size(); i++) {
+    x.values[i] = double((i * 37) % 129) / 8 - 8;
+    grad.values[i] = double(i % 9) / 4 - 1;
+  }
+  for (int64_t i = 0; i < width; i++) {
+    weight[size_t(i)] = float(i % 5 + 1) / 4;
+    bias[size_t(i)] = with_bias ? float(i % 7) / 8 : 0;
+  }
+  for (int64_t row = 0; row < ROWS; row++) {
+    const double* from = &x.values[size_t((row / INNER * (INNER + 1) + row % INNER) * width)];
+    const double* g = &grad.values[size_t((row / INNER * (INNER + 1) + row % INNER) * width)];
+    double mean = 0, square = 0, level = 0, tilt = 0;
+    for (int64_t i = 0; i < width; i++) mean += from[i] / double(width);
+    for (int64_t i = 0; i < width; i++) square += (from[i] - mean) * (from[i] - mean) / double(width);
+    const double scale = 1 / std::sqrt(square + 1e-6);
+    const auto normal = [&](int64_t i) { return (from[i] - mean) * scale; };
+    for (int64_t i = 0; i < width; i++) {
+      level += g[i] * double(weight[size_t(i)]) / double(width);
+      tilt += g[i] * double(weight[size_t(i)]) * normal(i) / double(width);
+      to_weight[size_t(i)] += g[i] * normal(i);
+      to_bias[size_t(i)] += g[i];
+      sizes[size_t(i)] += std::fabs(g[i]) * (1 + std::fabs(normal(i)));
+    }
+    for (int64_t i = 0; i < width; i++) {
+      const size_t place = size_t(row * width + i);
+      const double weighted = g[i] * double(weight[size_t(i)]);
+      value.value[place] = normal(i) * double(weight[size_t(i)]) + double(bias[size_t(i)]);
+      value.size[place] = 8 * (1 + scale) * (1 + std::fabs(normal(i)));      // x goes up to 8
+      slope.value[place] = (weighted - level - normal(i) * tilt) * scale;
+      slope.size[place] = 8 * (1 + scale) * (std::fabs(weighted) + std::fabs(level) + (1 + std::fabs(normal(i))) * (1 + std::fabs(tilt)));
+    }
+  }
+  const Tensor in(x, type, Layout::contiguous), gradient(grad, type, Layout::contiguous);
+  Tensor out(Shape{1, 1, ROWS, width}, type, Layout::contiguous), grad_x(out.shape, type, Layout::contiguous);
+  Norm n{in.memory.data(), type, INNER, width, (INNER + 1) * width, width, weight.data(), with_bias ? bias.data() : nullptr,
+         1e-6f, statistics.data(), out.memory.data(), gradient.memory.data(), (INNER + 1) * width, width};
+  kernel.norm_forward(n, {0, 0, 0, 1, nullptr});
+  kernel.norm_forward(n, {0, 0, 1, ROWS - 1, nullptr});
+  std::string wrong = out.difference("layer_norm", value, FLOAT_SLACK);
+  if (!wrong.empty()) return wrong;
+  n.out = grad_x.memory.data();
+  kernel.norm_backward(n, {0, 0, 0, 1, partial.data()});
+  kernel.norm_backward(n, {0, 0, 1, ROWS - 1, partial.data()});
+  wrong = grad_x.difference("layer_norm's gradient", slope, FLOAT_SLACK);
+  if (!wrong.empty()) return wrong;
+  for (int64_t i = 0; i < width; i++) {
+    const double bound = 8 * FLOAT_SLACK * sizes[size_t(i)];
+    if (!(std::fabs(double(partial[size_t(i)]) - to_weight[size_t(i)]) <= bound)) return "the weight's gradient";
+    if (with_bias && !(std::fabs(double(partial[size_t(stride + i)]) - to_bias[size_t(i)]) <= bound)) return "the bias's gradient";
+  }
+  return "";
+}
+
+// The first row's label is its largest logit, the second's one as large after it, the third's any.
+std::string check_entropy(Type type, double smoothing, int64_t classes) {
+  constexpr int64_t ROWS = 3;
+  Dense x(Shape{1, 1, ROWS, classes});
+  Totals slope(ROWS, classes), losses(4, ROWS);
+  const std::vector<float> grad{0.5f, 2, -1};
+  std::vector<int64_t> labels(ROWS, classes / 2);
+  for (size_t i = 0; i < x.values.size(); i++) x.values[i] = double((i * 37) % 129) / 16 - 4;
+  x.values[size_t(labels[0])] = x.values[size_t(classes + labels[1])] = x.values[size_t(classes)] = 5;
+  for (int64_t row = 0; row < ROWS; row++) {
+    const double* from = &x.values[size_t(row * classes)];
+    double sum = 0, mean = 0;
+    bool right = true;
+    for (int64_t i = 0; i < classes; i++) sum += std::exp(from[i]), mean += from[i] / double(classes);
+    for (int64_t i = 0; i < classes; i++)
+      right = right && (from[i] < from[labels[size_t(row)]] || (from[i] == from[labels[size_t(row)]] && i >= labels[size_t(row)]));
+    const double whole = std::log(sum), nll = whole - from[labels[size_t(row)]];
+    const double wanted[4] = {(1 - smoothing) * nll + smoothing * (whole - mean), nll, right ? 1.0 : 0.0, whole};
+    for (int64_t i = 0; i < 4; i++) losses.value[size_t(i * ROWS + row)] = wanted[i], losses.size[size_t(i * ROWS + row)] = 16;
+    for (int64_t i = 0; i < classes; i++) {
+      const double share = (i == labels[size_t(row)] ? 1 - smoothing : 0) + smoothing / double(classes);
+      slope.value[size_t(row * classes + i)] = double(grad[size_t(row)]) * (std::exp(from[i] - whole) - share);
+      slope.size[size_t(row * classes + i)] = 16 * (std::exp(from[i] - whole) + share);
+    }
+  }
+  const Tensor in(x, type, Layout::contiguous);
+  Tensor out(x.shape, type, Layout::contiguous), rows(Shape{1, 1, 4, ROWS}, Type::float32, Layout::contiguous);
+  float* numbers = reinterpret_cast<float*>(rows.memory.data());
+  const CrossEntropy c{in.memory.data(), type, classes, labels.data(), float(smoothing), numbers + 3 * ROWS, numbers,
+                       numbers + ROWS, numbers + 2 * ROWS, grad.data(), out.memory.data()};
+  kernel.entropy_forward(c, {0, 0, 0, ROWS, nullptr});
+  kernel.entropy_backward(c, {0, 0, 0, 1, nullptr});      // it reads what the forward pass wrote
+  kernel.entropy_backward(c, {0, 0, 1, ROWS - 1, nullptr});
+  const std::string wrong = rows.difference("cross_entropy", losses, FLOAT_SLACK);
+  return wrong.empty() ? out.difference("cross_entropy's gradient", slope, FLOAT_SLACK) : wrong;
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -286,6 +384,13 @@ int main(int count, char** arguments) {
         (wrong.empty() ? passed : failed)++;
         if (!wrong.empty()) std::printf("gelu %d of %d (%s): %s\n", way, int(width), type_names[int(type)], wrong.c_str());
       }
+  for (Type type : {Type::float32, Type::bfloat16, Type::float16})
+    for (const int64_t width : {1, 7, 16, 32, 64, 128, 257})
+      for (const bool second : {false, true})
+        for (const std::string& wrong : {check_norm(type, second, width), check_entropy(type, second ? 0.1 : 0, width)}) {
+          (wrong.empty() ? passed : failed)++;
+          if (!wrong.empty()) std::printf("rows of %d (%s): %s\n", int(width), type_names[int(type)], wrong.c_str());
+        }
   std::printf("%d passed, %d failed\n", passed, failed);
   return failed ? 1 : 0;
 }

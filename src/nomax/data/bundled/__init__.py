@@ -11,7 +11,7 @@ from importlib.resources import files
 import numpy as np
 import numpy.typing as npt
 
-from nomax.data.prepare.idx import CLASSES
+from nomax.data.prepare.mnist_cifar import CLASSES
 from nomax.data.source import ArraySource
 
 FILE = "fashion-mnist-small.npy.xz"

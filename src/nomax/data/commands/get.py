@@ -11,7 +11,7 @@ from rich.text import Text
 
 from nomax.console import Console, Progress
 from nomax.data.prepare import fetch
-from nomax.data.registry import ENTRIES, TEXTS, entry
+from nomax.data.registry import IMAGES, TEXTS, entry
 from nomax.data.source import read_meta
 
 
@@ -51,7 +51,7 @@ def run(options: Options) -> int:
 def _wanted(options: Options) -> list[str]:
     if not options.names:
         raise ValueError("which data set? `nomax data list` shows the names; `nomax data get all` fetches every one.")
-    names = [*ENTRIES, *TEXTS] if options.names == ("all",) else [entry(name).name for name in options.names]
+    names = [*IMAGES, *TEXTS] if options.names == ("all",) else [entry(name).name for name in options.names]
     if options.files and len(names) != 1:
         raise ValueError("--from gives the packages of one data set: name that one only.")
     return names

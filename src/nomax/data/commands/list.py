@@ -9,7 +9,7 @@ from textwrap import fill
 from rich import box
 
 from nomax.console import Console, Table
-from nomax.data.registry import ENTRIES, HELP_LANGUAGES, TEXTS, Entry, TextEntry, cache_folder
+from nomax.data.registry import HELP_LANGUAGES, IMAGES, TEXTS, Entry, cache_folder
 
 NOT_HERE = "not here"
 
@@ -29,7 +29,7 @@ def run(options: Options) -> int:
     console = Console()
     try:
         folder = cache_folder()
-        entries: list[Entry | TextEntry] = [*ENTRIES.values(), *TEXTS.values()]
+        entries: list[Entry] = [*IMAGES.values(), *TEXTS.values()]
         states = {entry.name: state(entry, folder) for entry in entries}
     except (ValueError, OSError) as error:
         print(f"nomax data list: {error}", file=sys.stderr)
@@ -39,7 +39,7 @@ def run(options: Options) -> int:
     console.print(fill(f"Besides help-de-en, help-SOURCE-TARGET takes any two of {languages}.", 79))
     if NOT_HERE in states.values():
         console.print("To get one that is not here: nomax data get NAME")
-    for name, packages in {entry.name: missing(entry) for entry in ENTRIES.values()}.items():
+    for name, packages in {entry.name: missing(entry) for entry in IMAGES.values()}.items():
         if packages:
             console.print(f"To use {name}: pip install {' '.join(packages)}")
     console.print(f"Fetched data sets are kept in {folder}; the environment variable NOMAX_DATA changes that.")
@@ -48,13 +48,13 @@ def run(options: Options) -> int:
 
 def _images(states: Mapping[str, str]) -> Table:
     table = _table(("name", "train", "test", "classes", "download", "licence", "state"))
-    for entry in ENTRIES.values():
+    for entry in IMAGES.values():
         table.add_row(
             entry.name,
             f"{entry.counts['train']:,}",
             f"{entry.counts['test']:,}",
             f"{entry.classes:,}",
-            f"{entry.download / 1e6:,.0f} MB" if entry.packages else "–",
+            f"{entry.download_size / 1e6:,.0f} MB" if entry.packages else "–",
             entry.licence,
             states[entry.name],
         )
@@ -68,7 +68,7 @@ def _texts(states: Mapping[str, str]) -> Table:
             entry.name,
             *(f"{entry.counts[split]:,}" for split in ("train", "valid", "test")),
             f"{sum(entry.documents.values()):,}",
-            f"{entry.download / 1e6:,.0f} MB",
+            f"{entry.download_size / 1e6:,.0f} MB",
             entry.licence,
             states[entry.name],
         )
@@ -83,7 +83,7 @@ def _table(titles: Sequence[str]) -> Table:
     return table
 
 
-def state(entry: Entry | TextEntry, folder: Path) -> str:
+def state(entry: Entry, folder: Path) -> str:
     """Return whether a data set is here, in words."""
     if entry.packages:
         return "ready" if entry.is_prepared(folder / entry.name) else NOT_HERE
@@ -92,6 +92,6 @@ def state(entry: Entry | TextEntry, folder: Path) -> str:
     return "ready" if entry.requires else "bundled"
 
 
-def missing(entry: Entry | TextEntry) -> list[str]:
+def missing(entry: Entry) -> list[str]:
     """Return the Python packages that a data set comes in and that are not installed."""
     return [] if entry.packages else entry.missing_requirements

@@ -106,15 +106,15 @@ class Problems:
         if on_error not in ("raise", "skip"):
             raise ValueError(f"on_error is {on_error!r}; it must be 'raise' or 'skip'.")
         self.on_error = on_error
-        self.found: dict[str, str] = {}
+        self.left_out: dict[str, str] = {}
         """The names of what was left out, and the reasons."""
 
     def add(self, name: str, text: str) -> None:
         """Raise this problem, or record that what has it is left out."""
         if self.on_error == "raise":
             raise DataError(text)
-        if name not in self.found:
-            self.found[name] = text
+        if name not in self.left_out:
+            self.left_out[name] = text
             log.warning("left out: %s", text)
 
 

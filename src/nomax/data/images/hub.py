@@ -12,7 +12,7 @@ import numpy.typing as npt
 from nomax import _compat
 from nomax._files import did_you_mean
 from nomax.data.registry import make_folder
-from nomax.data.source import Source
+from nomax.data.source import DataError, Source
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -35,7 +35,7 @@ class HubSource:
         self.title = title
         unlabelled = int(((self.labels < 0) | (self.labels >= len(self.classes))).sum())
         if unlabelled:
-            raise ValueError(
+            raise DataError(
                 f"{title}: {unlabelled:,} of {len(self.labels):,} images have no label in 0 … {len(self.classes) - 1}; "
                 "this split cannot be used. Try another, such as 'val'."
             )
@@ -48,7 +48,7 @@ class HubSource:
         try:
             picture: Image.Image = self.dataset[int(index)][self.column]
         except (OSError, ValueError, SyntaxError) as error:  # what Pillow raises for broken files
-            raise ValueError(f"{self.name(index)} cannot be read: {error}") from error
+            raise DataError(f"{self.name(index)} cannot be read: {error}") from error
         return picture
 
     def name(self, index: int) -> str:

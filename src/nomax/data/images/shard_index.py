@@ -21,8 +21,8 @@ from nomax._files import atomic
 from nomax.data import tar
 from nomax.data.images import files
 from nomax.data.images.folders import Strings
-from nomax.data.registry import cache_folder
-from nomax.data.source import DataError
+from nomax.data.registry import cache_folder, make_folder
+from nomax.data.source import DataError, npy_header
 
 VERSION = 2
 LONGEST_NAME = 1024  # bytes of a member's name
@@ -94,11 +94,9 @@ def _arrays(path: Path, most: int) -> dict[str, npt.NDArray[Any]]:
 def _array(data: bytes) -> npt.NDArray[Any]:
     """Return the 1-D array of integers in an .npy file. (numpy's reader allocates what the header claims.)"""
     file = io.BytesIO(data)
-    if np.lib.format.read_magic(file) != (1, 0):
-        raise ValueError("not the .npy format that numpy writes")
-    shape, _, kind = np.lib.format.read_array_header_1_0(file)
-    if kind.kind not in "iu" or len(shape) != 1 or shape[0] * kind.itemsize != len(data) - file.tell():
-        raise ValueError(f"an array of {kind} and shape {shape} in {len(data):,} bytes")
+    shape, kind = npy_header(file, len(data), "the array")
+    if kind.kind not in "iu" or len(shape) != 1:
+        raise ValueError(f"an array of {kind} and shape {shape}")
     return np.frombuffer(data, kind, offset=file.tell())
 
 
@@ -127,7 +125,7 @@ def _save(shard: Path, made: Index, stamp: npt.NDArray[np.int64]) -> None:
         arrays |= {name: getattr(made, name).joined, f"{name}_ends": getattr(made, name).ends}
     for place in _places(shard):
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(place.parent)
             with atomic(place) as file:
                 os.fchmod(file.fileno(), 0o644)  # whoever can read the shard may use its index
                 np.savez(file, stamp=stamp, **arrays)

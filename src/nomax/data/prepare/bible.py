@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nomax.data.prepare.job import Job
-from nomax.data.prepare.packages import members
+from nomax.data.prepare.packages import Job, members
 from nomax.data.text.corpus import Document, Pair
 
 Verse = tuple[str, int, int]  # book, chapter, verse

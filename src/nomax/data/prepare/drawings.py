@@ -46,18 +46,25 @@ def pixels(png: bytes) -> npt.NDArray[np.uint8]:
         return np.asarray(picture.convert("RGBA"))
 
 
-def distinct(images: npt.NDArray[Any], names: npt.NDArray[Any], testing: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Choose the images to keep: none blank, none twice in a class, no test image that is a training image anywhere.
+def usable(
+    images: npt.NDArray[Any], names: npt.NDArray[Any], testing: npt.NDArray[Any], *, least: int, train: int, test: int
+) -> npt.NDArray[np.int64]:
+    """Return which images to keep: no blank ones, none twice in a class, no test image that is a training image.
 
-    Training images come first.
+    A class needs `least` images, of which so many are to train on and so many to test with. Training images come first.
     """
     seen: set[tuple[bytes, str]] = set()
     trained: set[bytes] = set()
-    keep = np.zeros(len(images), np.bool_)
+    keep = []
     for index, image in enumerate(images):
         bitmap, name = hashlib.sha256(image.tobytes()).digest(), str(names[index])
-        keep[index] = image.min() < 255 and (bitmap, name) not in seen and not (testing[index] and bitmap in trained)
+        if image.min() < 255 and (bitmap, name) not in seen and not (testing[index] and bitmap in trained):
+            keep.append(index)
         seen.add((bitmap, name))
         if not testing[index]:
             trained.add(bitmap)
-    return keep
+    kept = np.array(keep, np.int64)
+    _, labels = np.unique(names[kept], return_inverse=True)
+    total, tests = np.bincount(labels), np.bincount(labels, testing[kept])
+    enough = (total >= least) & (total - tests >= train) & (tests >= test)
+    return kept[enough[labels]]

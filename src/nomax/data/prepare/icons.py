@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from nomax._files import atomic, write
-from nomax.data.prepare.drawings import distinct, made_with, render
-from nomax.data.prepare.job import Job
-from nomax.data.prepare.packages import members
+from nomax.data.prepare.drawings import made_with, render, usable
+from nomax.data.prepare.packages import Job, matching, members
 
 SIDE = 32
 FEWEST = 5  # images of a class
@@ -67,8 +65,7 @@ def prepare(job: Job) -> dict[str, Any]:
     origins = np.repeat(np.arange(len(order)), [len(wanted[prefix]) for prefix in order])
     testing = np.array([prefix in TEST_SETS for prefix in order])[origins]
 
-    kept = np.flatnonzero(distinct(images, names, testing))
-    kept = kept[_sizable(names[kept], testing[kept])]
+    kept = usable(images, names, testing, least=FEWEST, train=1, test=0)
     images, names, origins, train = images[kept], names[kept], origins[kept], int((~testing[kept]).sum())
     classes, labels = np.unique(names, return_inverse=True)
     job.write_images(images, labels)
@@ -146,7 +143,9 @@ def attribution(sets: dict[str, Any]) -> str:
 
 def _contents(file: Path, sets: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     """Yield the name, content and usable icons of each set, one by one: all together they are half a gigabyte."""
-    for name, data in members(file, lambda name: _prefix(name) in sets):
+    for match, data in matching(file, _SET):
+        if match[1] not in sets:
+            continue
         content = json.loads(data)
         icons = {
             icon: drawing
@@ -154,16 +153,11 @@ def _contents(file: Path, sets: dict[str, Any]) -> Iterator[tuple[str, dict[str,
             # Hidden icons were replaced by others of the set; animated ones begin with an empty picture.
             if not drawing.get("hidden") and "<animate" not in drawing["body"]
         }
-        yield _prefix(name), content, icons
+        yield match[1], content, icons
 
 
 def _report(job: Job, before: int, total: int, count: int) -> None:
     job.report("rendering", before + count, total, "images")
-
-
-def _prefix(name: str) -> str:
-    match = _SET.fullmatch(name)
-    return match[1] if match else ""
 
 
 def _part(job: Job, prefix: str) -> Path:
@@ -181,14 +175,6 @@ def _render(drawings: list[str], part: Path, progress: Callable[[int], None]) ->
             progress(index)
     with atomic(part) as file:
         np.save(file, pixels)
-
-
-def _sizable(names: npt.NDArray[Any], testing: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Choose the images of classes that still have enough images, at least one of them to train on."""
-    _, labels = np.unique(names, return_inverse=True)
-    enough = (np.bincount(labels) >= FEWEST) & (np.bincount(labels, ~testing) > 0)
-    chosen: npt.NDArray[np.bool_] = enough[labels]
-    return chosen
 
 
 def _about(about: dict[str, Any], prefix: str, images: int) -> dict[str, Any]:

@@ -9,8 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from nomax.data.prepare.job import Job
-from nomax.data.prepare.packages import members
+from nomax.data.prepare.packages import Job, matching
 from nomax.data.registry import HELP_PAIRS, help_package
 from nomax.data.text.corpus import Document, Pair
 
@@ -44,16 +43,15 @@ def prepare(job: Job) -> dict[str, Any]:
 
 def read(package: Path, language: str) -> dict[str, dict[str, str]]:
     """Read the pages of a package in one language (Catalan's has two): texts by their ids, in their order."""
-
-    def page(name: str) -> str:
-        match = _PAGE.fullmatch(name)
-        return match[2] if match and match[1].lower() == language else ""
-
     pages = {}
-    for name, content in members(package, lambda name: bool(page(name))):
+    for match, content in matching(package, _PAGE):
+        if match[1].lower() != language:
+            continue
         if len(content) > LARGEST_PAGE:
-            raise ValueError(f"{package.name}: {name} has {len(content):,} bytes; a page has {LARGEST_PAGE:,} at most.")
-        pages[page(name)] = paragraphs(content.decode("utf-8", "replace"))
+            raise ValueError(
+                f"{package.name}: {match[0]} has {len(content):,} bytes; a page has {LARGEST_PAGE:,} at most."
+            )
+        pages[match[2]] = paragraphs(content.decode("utf-8", "replace"))
     if not pages:
         raise ValueError(f"{package.name} holds no pages of help in {language}.")
     return pages

@@ -1,18 +1,27 @@
-"""Members of a package, read into memory by name: nothing is unpacked onto the disk.
+"""What a reader works with: members of its packages, and the job, which writes the prepared files.
 
-Every package has a known checksum, but readers are also run on packages that nobody vouches for. So what unpacks to far
-more than data sets hold is an error before it is in memory: see the limits below.
+Members are read into memory by name; nothing is unpacked onto the disk. Every package has a known checksum, but readers
+are also run on packages that nobody vouches for, so what unpacks to far more than data sets hold is an error.
 """
 
 import gzip
 import io
 import lzma
+import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from nomax.data import tar
+from nomax.data.registry import TEXT_SPLITS
+
+if TYPE_CHECKING:
+    from nomax.data.text.corpus import Document
 
 LARGEST_MEMBER = 1 << 28  # bytes; the largest that any entry of the registry reads has 50 MB
 MOST_TIMES, MOST_SPARE = 64, 1 << 26  # all members may have so many times a package's size, and bytes; icons' have 5
@@ -21,6 +30,66 @@ LARGEST_DICTIONARY = 1 << 27  # bytes that xz may ask for; its strongest setting
 _MAGIC = {b"\x1f\x8b": ".gz", b"\xfd7zXZ\0": ".xz"}
 _CHUNK = 1 << 16
 _BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, tar.DamagedTar)
+
+
+# Called with what is being done, how much of it is done, how much there is, and the unit: "bytes" or "images".
+Report = Callable[[str, int, int, str], None]
+
+
+def silent(step: str, done: int, total: int, unit: str) -> None:
+    """Report nothing."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The packages that a reader prepares, and the folders that it writes to."""
+
+    name: str
+    packages: Mapping[str, Path]
+    """Verified package files, by package name."""
+    folder: Path
+    """The prepared files go here; the folder is new and empty."""
+    scratch: Path
+    """Files here survive being killed, for the next attempt to go on from."""
+    report: Report = silent
+
+    def write_images(self, images: npt.NDArray[np.uint8], labels: npt.ArrayLike) -> None:
+        """Write the two arrays; images go to the disk a part at a time, so they may be mapped from a file."""
+        target = np.lib.format.open_memmap(self.folder / "images.npy", "w+", np.uint8, images.shape)
+        for start in range(0, len(images), 4096):
+            target[start : start + 4096] = images[start : start + 4096]
+        target.flush()
+        np.save(self.folder / "labels.npy", np.asarray(labels, np.int64))
+
+    def write_documents(
+        self,
+        documents: Iterable[tuple[str, "Document"]],
+        languages: tuple[str, str],
+        *,
+        dropped: Mapping[str, int],
+        rule: str,
+    ) -> dict[str, Any]:
+        """Write each document into the file of its split, and return what meta.json says about them.
+
+        A split keeps the order in which its documents come. `dropped` counts what was left out, by reason; `rule` says
+        how the documents were split.
+        """
+        from nomax.data.text.corpus import write_jsonl
+
+        splits: dict[str, list[Document]] = {split: [] for split in TEXT_SPLITS}
+        for split, document in documents:
+            splits[split].append(document)
+        for split, chosen in splits.items():
+            if not chosen:
+                raise ValueError(f"{self.name}: the packages hold no documents for the split {split!r}.")
+            write_jsonl(self.folder / f"{split}.jsonl", chosen, languages)
+        return {
+            "languages": list(languages),
+            "counts": {split: sum(len(document.pairs) for document in chosen) for split, chosen in splits.items()},
+            "documents": {split: len(chosen) for split, chosen in splits.items()},
+            "dropped": dict(dropped),
+            "rule": rule,
+        }
 
 
 def members(file: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
@@ -48,6 +117,13 @@ def members(file: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, by
                 yield name, data
         except _BROKEN as error:
             raise ValueError(f"{file} cannot be read as a package: {error}.") from error
+
+
+def matching(file: Path, pattern: re.Pattern[str]) -> Iterator[tuple[re.Match[str], bytes]]:
+    """Yield the contents of the members whose whole names match a pattern, with the matches."""
+    for name, data in members(file, lambda name: pattern.fullmatch(name) is not None):
+        if match := pattern.fullmatch(name):
+            yield match, data
 
 
 def unpack(data: bytes, suffix: str, title: str, most: int = LARGEST_MEMBER) -> bytes:

@@ -265,10 +265,10 @@ template <class Work> void run(const std::vector<Task>& tasks, int64_t bytes, do
 }
 
 // The sums of tasks, in their order: the same for any number of threads.
-void add_up(const std::vector<Task>& tasks, int64_t count, float* sums) {
+void add_up(const std::vector<Task>& tasks, int64_t count, float* sums, int64_t offset = 0) {
   std::fill(sums, sums + count, 0.0f);
   for (const Task& task : tasks)
-    for (int64_t i = 0; i < count; i++) sums[i] += task.partial[i];
+    for (int64_t i = 0; i < count; i++) sums[i] += task.partial[offset + i];
 }
 
 struct Length {
@@ -462,26 +462,32 @@ Tensor attend_linear(Tensor query, Tensor key, Tensor value, double factor, Opti
   return out;
 }
 
+// ---- rows of layers between the attentions ------------------------------------------------------------------------------
+int64_t row_piece(int64_t width) { return std::max(int64_t(1), (int64_t(1) << 14) / std::max(int64_t(1), width)); }
+
+// Tasks over rows of so many numbers each; `sums` floats for each of them, all zero, if there are any.
+std::vector<Task> row_tasks(int64_t rows, int64_t width, float* partial = nullptr, int64_t sums = 0) {
+  const int64_t piece = row_piece(width);
+  std::vector<Task> tasks;
+  for (int64_t first = 0; first < rows; first += piece)
+    tasks.push_back({0, 0, first, std::min(piece, rows - first), partial ? partial + first / piece * sums : nullptr});
+  return tasks;
+}
+
 void gelu_into(const Tensor& x, const Tensor* grad, const Optional& bias, Tensor& out, bool tanh, Tensor* sums = nullptr) {
-  constexpr int64_t PIECE = 1 << 14;      // numbers of a task
   STD_TORCH_CHECK(x.is_cpu() && x.dim() == 2 && x.is_contiguous(), "nomax: gelu takes contiguous rows on the CPU");
   STD_TORCH_CHECK(!grad || (grad->is_contiguous() && grad->numel() == x.numel() && grad->scalar_type() == x.scalar_type()),
                   "nomax: the gradient does not fit gelu's input");
   STD_TORCH_CHECK(!bias || (bias->is_contiguous() && bias->numel() == x.size(1) && bias->scalar_type() == ScalarType::Float),
                   "nomax: the bias does not fit gelu's input");
-  const int64_t width = x.size(1), rows = width ? x.size(0) : 0, piece = std::max(int64_t(1), PIECE / std::max(int64_t(1), width));
+  const int64_t width = x.size(1), rows = width ? x.size(0) : 0;
   const Elements elements{x.data_ptr(), grad ? grad->data_ptr() : nullptr, out.data_ptr(), type_of(x, "x"), width,
                           bias ? static_cast<const float*>(bias->data_ptr()) : nullptr, tanh};
   const Kernel& k = kernel();
   const int64_t stride = k.width(width);
   Memory partial;
-  if (sums) partial = zeros("the sums of columns", product(pieces(rows, piece), stride));
-  float* next = static_cast<float*>(partial.get());
-  std::vector<Task> tasks;
-  for (int64_t first = 0; first < rows; first += piece) {
-    tasks.push_back({0, 0, first, std::min(piece, rows - first), next});
-    if (next) next += stride;
-  }
+  if (sums) partial = zeros("the sums of columns", product(pieces(rows, row_piece(width)), stride));
+  const std::vector<Task> tasks = row_tasks(rows, width, static_cast<float*>(partial.get()), stride);
   run(tasks, 0, 20.0 * double(x.numel()), [&](const Task& task, void*) { k.gelu(elements, task); });
   if (sums) add_up(tasks, width, static_cast<float*>(sums->data_ptr()));
 }
@@ -501,6 +507,111 @@ std::tuple<Tensor, Tensor> gelu_backward(Tensor grad, Tensor x, Optional bias, b
 }
 
 void gelu_in_place(Tensor x, Optional bias, bool tanh) { gelu_into(x, nullptr, bias, x, tanh); }
+
+// A row of parameters, filled up to whole vectors.
+void fill_row(std::vector<float>& to, const Tensor& from, int64_t width, const char* name) {
+  STD_TORCH_CHECK(from.is_cpu() && from.is_contiguous() && from.numel() == width && from.scalar_type() == ScalarType::Float,
+                  "nomax: ", name, " must be a contiguous float32 row that fits");
+  std::memcpy(to.data(), from.data_ptr(), size_t(width) * sizeof(float));
+}
+
+struct NormRows {
+  Norm norm;
+  int64_t rows, stride;
+  std::vector<float> weight, bias;
+
+  NormRows(const Tensor& x, const Tensor& weights, const Optional& biases, double eps) {
+    STD_TORCH_CHECK(x.is_cpu() && x.dim() == 3 && x.stride(2) == 1 && x.size(2) <= MOST_NORMED,
+                    "nomax: layer_norm takes [outer, inner, width] with neighbouring numbers on the CPU");
+    const int64_t width = x.size(2);
+    rows = x.size(0) * x.size(1);
+    stride = kernel().width(width);
+    weight.resize(size_t(stride));
+    fill_row(weight, weights, width, "weight");
+    if (biases) bias.resize(size_t(stride)), fill_row(bias, *biases, width, "bias");
+    norm = {x.data_ptr(), type_of(x, "x"), x.size(1), width, x.stride(0), x.stride(1), weight.data(),
+            biases ? bias.data() : nullptr, float(eps), nullptr, nullptr, nullptr, 0, 0};
+  }
+};
+
+std::tuple<Tensor, Tensor> layer_norm(Tensor x, Tensor weight, Optional bias, double eps) {
+  NormRows r(x, weight, bias, eps);
+  Tensor out = empty("the result of layer_norm", {x.size(0), x.size(1), x.size(2)}, {0, 1, 2}, x.scalar_type());
+  Tensor statistics = empty("the means of rows", {r.rows, 2}, {0, 1}, ScalarType::Float);
+  r.norm.out = out.data_ptr();
+  r.norm.statistics = static_cast<float*>(statistics.data_ptr());
+  const Kernel& k = kernel();
+  run(row_tasks(r.rows, x.size(2)), 0, 8.0 * double(x.numel()), [&](const Task& task, void*) { k.norm_forward(r.norm, task); });
+  return {out, statistics};
+}
+
+// The gradients of x, of the weight and of the bias.
+std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(Tensor grad, Tensor x, Tensor weight, Optional bias, Tensor statistics) {
+  NormRows r(x, weight, bias, 0);
+  const int64_t width = x.size(2);
+  STD_TORCH_CHECK(grad.is_cpu() && grad.dim() == 3 && grad.stride(2) == 1 && grad.scalar_type() == x.scalar_type() &&
+                      grad.size(0) == x.size(0) && grad.size(1) == x.size(1) && grad.size(2) == width,
+                  "nomax: the gradient does not fit layer_norm's input");
+  STD_TORCH_CHECK(statistics.is_contiguous() && statistics.scalar_type() == ScalarType::Float && statistics.numel() == 2 * r.rows,
+                  "nomax: the means do not fit layer_norm's input");
+  Tensor out = empty("the gradient of layer_norm", {x.size(0), x.size(1), width}, {0, 1, 2}, x.scalar_type());
+  Tensor grad_weight = empty("the gradient of the weight", {width}, {0}, ScalarType::Float);
+  Tensor grad_bias = empty("the gradient of the bias", {bias ? width : 0}, {0}, ScalarType::Float);
+  r.norm.out = out.data_ptr();
+  r.norm.statistics = static_cast<float*>(statistics.data_ptr());
+  r.norm.grad = grad.data_ptr();
+  r.norm.grad_outer_stride = grad.stride(0);
+  r.norm.grad_inner_stride = grad.stride(1);
+  Memory partial = zeros("the sums of columns", product(pieces(r.rows, row_piece(width)), 2 * r.stride));
+  std::vector<Task> tasks = row_tasks(r.rows, width, static_cast<float*>(partial.get()), 2 * r.stride);
+  const Kernel& k = kernel();
+  run(tasks, 0, 16.0 * double(x.numel()), [&](const Task& task, void*) { k.norm_backward(r.norm, task); });
+  add_up(tasks, width, static_cast<float*>(grad_weight.data_ptr()));
+  if (bias) add_up(tasks, width, static_cast<float*>(grad_bias.data_ptr()), r.stride);
+  return {out, grad_weight, grad_bias};
+}
+
+CrossEntropy entropy_of(const Tensor& logits, const Tensor& labels, double smoothing) {
+  STD_TORCH_CHECK(logits.is_cpu() && logits.dim() == 2 && logits.is_contiguous() && logits.size(1) > 0,
+                  "nomax: cross_entropy takes contiguous rows on the CPU");
+  STD_TORCH_CHECK(labels.is_cpu() && labels.is_contiguous() && labels.numel() == logits.size(0) &&
+                      labels.scalar_type() == ScalarType::Long, "nomax: cross_entropy needs an int64 label for each row");
+  const int64_t* values = static_cast<const int64_t*>(labels.data_ptr());
+  for (int64_t i = 0; i < labels.numel(); i++)
+    STD_TORCH_CHECK(values[i] >= 0 && values[i] < logits.size(1), "nomax: the label ", values[i], " is none of the ",
+                    logits.size(1), " classes");
+  return {logits.data_ptr(), type_of(logits, "logits"), logits.size(1), values, float(smoothing),
+          nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+}
+
+// Four numbers of each row: the loss, the loss without smoothing, 1 if the label has the largest logit, log Σ exp.
+Tensor cross_entropy(Tensor logits, Tensor labels, double smoothing) {
+  CrossEntropy c = entropy_of(logits, labels, smoothing);
+  const int64_t rows = logits.size(0);
+  Tensor out = empty("the losses", {4, rows}, {0, 1}, ScalarType::Float);
+  c.loss = static_cast<float*>(out.data_ptr());
+  c.nll = c.loss + rows;
+  c.right = c.nll + rows;
+  c.whole = c.right + rows;
+  const Kernel& k = kernel();
+  run(row_tasks(rows, c.classes), 0, 30.0 * double(logits.numel()), [&](const Task& t, void*) { k.entropy_forward(c, t); });
+  return out;
+}
+
+Tensor cross_entropy_backward(Tensor grad, Tensor logits, Tensor labels, Tensor whole, double smoothing) {
+  CrossEntropy c = entropy_of(logits, labels, smoothing);
+  for (const Tensor* each : {&grad, &whole})
+    STD_TORCH_CHECK(each->is_cpu() && each->is_contiguous() && each->numel() == logits.size(0) &&
+                        each->scalar_type() == ScalarType::Float, "nomax: cross_entropy needs a float32 for each row");
+  Tensor out = empty_like("the gradient of the logits", logits);
+  c.grad = static_cast<const float*>(grad.data_ptr());
+  c.whole = static_cast<float*>(whole.data_ptr());
+  c.out = out.data_ptr();
+  const Kernel& k = kernel();
+  run(row_tasks(logits.size(0), c.classes), 0, 30.0 * double(logits.numel()),
+      [&](const Task& t, void*) { k.entropy_backward(c, t); });
+  return out;
+}
 
 }  // namespace
 }  // namespace nomax
@@ -523,6 +634,10 @@ STABLE_TORCH_LIBRARY(nomax, m) {
   m.def("gelu(Tensor x, Tensor? bias, bool tanh) -> Tensor");
   m.def("gelu_(Tensor(a!) x, Tensor? bias, bool tanh) -> ()");
   m.def("gelu_backward(Tensor grad, Tensor x, Tensor? bias, bool tanh, bool bias_wanted) -> (Tensor, Tensor)");
+  m.def("layer_norm(Tensor x, Tensor weight, Tensor? bias, float eps) -> (Tensor, Tensor)");
+  m.def("layer_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor? bias, Tensor statistics) -> (Tensor, Tensor, Tensor)");
+  m.def("cross_entropy(Tensor logits, Tensor labels, float smoothing) -> Tensor");
+  m.def("cross_entropy_backward(Tensor grad, Tensor logits, Tensor labels, Tensor whole, float smoothing) -> Tensor");
   m.def("isa() -> str");
   m.def("isas() -> str");
 }
@@ -536,6 +651,10 @@ STABLE_TORCH_LIBRARY_IMPL(nomax, CPU, m) {
   m.impl("gelu", TORCH_BOX(&nomax::gelu));
   m.impl("gelu_", TORCH_BOX(&nomax::gelu_in_place));
   m.impl("gelu_backward", TORCH_BOX(&nomax::gelu_backward));
+  m.impl("layer_norm", TORCH_BOX(&nomax::layer_norm));
+  m.impl("layer_norm_backward", TORCH_BOX(&nomax::layer_norm_backward));
+  m.impl("cross_entropy", TORCH_BOX(&nomax::cross_entropy));
+  m.impl("cross_entropy_backward", TORCH_BOX(&nomax::cross_entropy_backward));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(nomax, CompositeExplicitAutograd, m) {

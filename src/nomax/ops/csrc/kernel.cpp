@@ -1,8 +1,10 @@
 // The kernels of one instruction set: compiled once for each, with NOMAX_ISA as its name. Nothing of the C++ library is
 // used here, so that no inline function compiled for a newer CPU can end up being called on an older one.
 #include "backward.h"
+#include "cross_entropy.h"
 #include "forward.h"
 #include "gelu.h"
+#include "layer_norm.h"
 #include "linear.h"
 
 namespace nomax {
@@ -41,6 +43,6 @@ extern const Kernel NOMAX_NAME(NOMAX_ISA);
 const Kernel NOMAX_NAME(NOMAX_ISA) = {
     NOMAX_STRING(NOMAX_ISA), width, forward_bytes, forward,      backward_bytes, backward,
     reduce_query_gradient,   bias_bytes, bias,     linear_bytes, linear_keys,    linear_queries,
-    gelu};
+    norm_forward,            norm_backward, entropy_forward, entropy_backward, gelu};
 
 }  // namespace nomax

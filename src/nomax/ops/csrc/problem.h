@@ -71,6 +71,33 @@ struct Elements {
   bool tanh;
 };
 
+// LayerNorm of rows [outer, inner, width], whose numbers lie next to each other; results are dense.
+constexpr int64_t MOST_NORMED = 4096;      // the widest row
+struct Norm {
+  const void* x;
+  Type type;
+  int64_t inner, width, outer_stride, inner_stride;
+  const float *weight, *bias;      // filled up to whole vectors; without a bias null
+  float eps;
+  float* statistics;               // mean and 1/deviation of each row
+  void* out;                       // the values, or the gradient of x
+  const void* grad;                // backward
+  int64_t grad_outer_stride, grad_inner_stride;
+};
+
+// The cross-entropy of contiguous rows of logits.
+struct CrossEntropy {
+  const void* logits;
+  Type type;
+  int64_t classes;
+  const int64_t* labels;
+  float smoothing;
+  float* whole;                        // log Σ exp of each row
+  float *loss, *nll, *right;           // forward: with smoothing, without, and 1 where the label has the largest logit
+  const float* grad;                   // backward: of each row's loss
+  void* out;
+};
+
 // The entry points of one instruction set.
 struct Kernel {
   const char* name;
@@ -85,6 +112,10 @@ struct Kernel {
   int64_t (*linear_bytes)(const Problem&);
   void (*linear_keys)(const Problem&, const Task&, void* workspace);
   void (*linear_queries)(const Problem&, const Task&, void* workspace);
+  void (*norm_forward)(const Norm&, const Task&);
+  void (*norm_backward)(const Norm&, const Task&);
+  void (*entropy_forward)(const CrossEntropy&, const Task&);
+  void (*entropy_backward)(const CrossEntropy&, const Task&);
   void (*gelu)(const Elements&, const Task&);      // of some rows; adds the gradient's to task.partial, if there
 };
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from nomax import models
 from nomax.data.text import Example, Tokenizer, TokenOrder
 from nomax.data.text.batches import TextBatch, batches, evaluation_batches
 from nomax.models import ReLUFormer
 from nomax.models.hub import VOCABULARY, vocabulary_digest
+from nomax.ops.rowwise import cross_entropy
 from nomax.train import checkpoints, run_folder
 from nomax.train.console import display_name, perplexity
 from nomax.train.text import data as text_data
@@ -183,9 +183,9 @@ def measure(config: TextConfig, model: nn.Module, batch: TextBatch) -> dict[str,
     logits, penalties = (
         model(*read, penalties="sequences", margin=config.margin) if config.penalised else (model(*read), None)
     )
-    losses, nlls = smoothed(logits, labels, config.label_smoothing)
+    losses, nlls, right = cross_entropy(logits, labels, config.label_smoothing)
     loss, nll = (each.masked_fill(~known, 0).sum() for each in (losses, nlls))
-    measured = {"loss": loss, "nll": nll, "accuracy": ((logits.argmax(-1) == labels) & known).sum()}
+    measured = {"loss": loss, "nll": nll, "accuracy": (right & known).sum()}
     if penalties is not None:
         # Means over the rows of each sequence, which counts as often as it has tokens: parts of a batch add up.
         weights = {"normalisation": config.normalisation_penalty, "entropy": config.entropy_penalty}
@@ -193,38 +193,6 @@ def measure(config: TextConfig, model: nn.Module, batch: TextBatch) -> dict[str,
             measured[name] = (getattr(penalties, name) * known.sum(-1)).sum()
             measured["loss"] = measured["loss"] + weight * measured[name]
     return measured
-
-
-def smoothed(logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Return the cross-entropy [...] of logits [..., vocabulary] with smoothed labels [...], and without smoothing.
-
-    A share `smoothing` of each label is spread evenly over the whole vocabulary. The second, for metrics, has no
-    gradient.
-    """
-    loss, nll = _Smoothed.apply(logits.float(), labels, smoothing)
-    return loss, nll
-
-
-class _Smoothed(torch.autograd.Function):
-    """Keep the logits alone for the backward pass, which makes one tensor of their size instead of several."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-        total = logits.logsumexp(-1)
-        nll = total - logits.gather(-1, labels[..., None]).squeeze(-1)
-        ctx.save_for_backward(logits, labels, total)
-        ctx.smoothing = smoothing
-        ctx.mark_non_differentiable(nll)
-        return (1 - smoothing) * nll + smoothing * (total - logits.mean(-1)), nll
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        logits, labels, total = ctx.saved_tensors
-        grad = (logits - total[..., None]).exp_().sub_(ctx.smoothing / logits.shape[-1])
-        share = torch.full_like(total, ctx.smoothing - 1)
-        grad.scatter_add_(-1, labels[..., None], share[..., None])
-        return grad.mul_(grads[0][..., None]), None, None
 
 
 def _source(config: TextConfig, batch: TextBatch) -> Tensor:

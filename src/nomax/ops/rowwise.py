@@ -1,0 +1,113 @@
+"""LayerNorm and cross-entropy on the CPU kernels: the same functions as PyTorch's, several times faster."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from nomax.ops import cpu
+
+WIDEST = 4096  # row that the kernel of LayerNorm takes: MOST_NORMED in csrc/problem.h
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Compute F.layer_norm over the last dimension, by our kernel wherever it serves.
+
+    x may be a strided view, such as the queries in a joint projection: they are not copied.
+    """
+    if not (cpu.serves(x) and x.dim() >= 2 and x.stride(-1) == 1 and x.shape[-1] <= WIDEST and _are_rows(weight, bias)):
+        return F.layer_norm(x, weight.shape, weight, bias, eps)
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        out: Tensor = _LayerNorm.apply(x, weight, bias, eps)
+        return out
+    return torch.ops.nomax.layer_norm(_in_three(x), weight, bias, eps)[0].view(x.shape)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Return, for logits [..., classes] and labels [...], losses, losses without smoothing, and which are right.
+
+    A share `smoothing` of each label is spread evenly over all classes. The second and third are for metrics and have
+    no gradient; a label is right where torch.argmax of the logits names it. The results are float32 and, for the third,
+    boolean; in half precision the logits are not copied to float32.
+    """
+    if cpu.serves(logits):
+        rows = logits.reshape(-1, logits.shape[-1]).contiguous()
+        loss, nll, right = _CrossEntropy.apply(rows, labels.reshape(-1), smoothing)
+    else:
+        loss, nll = _PlainCrossEntropy.apply(logits.float(), labels, smoothing)
+        right = logits.argmax(-1) == labels
+    return loss.view(labels.shape), nll.view(labels.shape), right.view(labels.shape).bool()
+
+
+def _are_rows(*parameters: Tensor | None) -> bool:
+    plain = (Tensor, torch.nn.Parameter)
+    return all(x is None or (type(x) in plain and x.dtype == torch.float32 and x.is_contiguous()) for x in parameters)
+
+
+def _in_three(x: Tensor) -> Tensor:
+    """Return x as [outer, inner, width], a view where its strides allow it."""
+    return x.unsqueeze(0) if x.dim() == 2 else x.flatten(0, -3)
+
+
+class _LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        out, statistics = torch.ops.nomax.layer_norm(_in_three(x), weight, bias, eps)
+        ctx.save_for_backward(x, weight, bias, statistics)
+        ctx.eps = eps
+        return out.view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, statistics = ctx.saved_tensors
+        if torch.is_grad_enabled():  # somebody wants the second derivative
+            wanted = [each for each, needed in zip((x, weight, bias), ctx.needs_input_grad[:3], strict=True) if needed]
+            out = F.layer_norm(x, weight.shape, weight, bias, ctx.eps)
+            grads = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
+            return *(next(grads) if needed else None for needed in ctx.needs_input_grad[:3]), None
+        grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+        grad_x, grad_weight, grad_bias = torch.ops.nomax.layer_norm_backward(
+            _in_three(grad), _in_three(x), weight, bias, statistics
+        )
+        return grad_x.view(x.shape), grad_weight, None if bias is None else grad_bias, None
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
+        loss, nll, right, whole = torch.ops.nomax.cross_entropy(logits, labels.contiguous(), smoothing).unbind(0)
+        ctx.save_for_backward(logits, labels.contiguous(), whole)
+        ctx.smoothing = smoothing
+        ctx.mark_non_differentiable(nll, right)
+        return loss, nll, right
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        logits, labels, whole = ctx.saved_tensors
+        grad = grads[0].float().contiguous()
+        return torch.ops.nomax.cross_entropy_backward(grad, logits, labels, whole, ctx.smoothing), None, None
+
+
+class _PlainCrossEntropy(torch.autograd.Function):
+    """Keep the logits alone for the backward pass, which makes one tensor of their size instead of several."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+        total = logits.logsumexp(-1)
+        nll = total - logits.gather(-1, labels[..., None]).squeeze(-1)
+        ctx.save_for_backward(logits, labels, total)
+        ctx.smoothing = smoothing
+        ctx.mark_non_differentiable(nll)
+        return (1 - smoothing) * nll + smoothing * (total - logits.mean(-1)), nll
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        logits, labels, total = ctx.saved_tensors
+        grad = (logits - total[..., None]).exp_().sub_(ctx.smoothing / logits.shape[-1])
+        share = torch.full_like(total, ctx.smoothing - 1)
+        grad.scatter_add_(-1, labels[..., None], share[..., None])
+        return grad.mul_(grads[0][..., None]), None, None
