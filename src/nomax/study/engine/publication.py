@@ -15,10 +15,10 @@ from nomax.study import STUDIES
 from nomax.study.engine.experiment import Experiment
 from nomax.study.engine.result import Result
 from nomax.study.engine.store import Store
+from nomax.train.vision.diagnostics import FILE as DIAGNOSTICS
 
 ADVICE = "Restore it, or give --fresh to do all of its runs again."
-DIAGNOSTICS = "diagnostics.jsonl"  # of a run: an object for each step at which it looked into itself
-POINTS = 100  # of them that are published
+POINTS = 100  # of the steps at which a run looked into itself
 DIGITS = 5
 LISTS = ("runs", "curves", "diagnostics")
 
