@@ -241,11 +241,20 @@ def settle(
     needed = ""
     if failed:
         outcome, needed = "undecided", " ".join(dict.fromkeys(premise.remedy for premise in failed if premise.remedy))
-        reasons = "; ".join(premise.sentence for premise in failed)
-        sentence = f"Nothing can be decided: {reasons}. {sentence}"
+        sentence = f"Nothing can be decided: {_joined([premise.sentence for premise in failed])}. {sentence}"
     elif outcome == "undecided":
         needed = would_decide(known, rows) if comparisons is not None else ""
     return Verdict(claim, outcome, sentence, scale, seeds(rows), plain(numbers), list(premises), needed, known)
+
+
+def _joined(reasons: Sequence[str]) -> str:
+    """Join reasons; what several in a row begin with, up to a colon, is said once."""
+    said, before = [], ""
+    for reason in reasons:
+        start, colon, rest = reason.partition(": ")
+        said.append(rest if colon and start == before else reason)
+        before = start
+    return "; ".join(said)
 
 
 def would_decide(comparisons: Mapping[str, Comparison], rows: Sequence[TrainedResult]) -> str:
