@@ -21,6 +21,7 @@ def images(number: int = 3) -> list[Tensor]:
 
 
 def test_softmax_rows_sum_to_one_and_have_no_zeros() -> None:
+    # The weights are float32: a sum of 16 of them is within 8 roundings, 1e-6, and their mean 16 times nearer.
     for row in row_statistics(model("softmax"), images()):
         assert row.length == 16
         assert row.row_sum == pytest.approx(1, abs=1e-6)
@@ -42,6 +43,7 @@ def test_statistics_are_those_of_the_weights_themselves() -> None:
         for image in images():
             vit(image[None])
     hook.remove()
+    # The same float32 weights, summed in float64 on both sides: 1e-9 is far above its roundings, and below a mistake.
     a = torch.cat(weights).double()
     for row in found:
         of_head = a[:, row.head].flatten(0, 1)
@@ -94,6 +96,7 @@ def test_at_initialisation_relu_gives_half_its_weights_zero_and_the_others_size_
     assert {row.layer for row in found} == set(range(12))
     assert {row.head for row in found} == set(range(3))
     first = [row for row in found if row.layer == 0]
+    # Scores are only about normal: the patches of an image are alike, and a head has 32 dimensions.
     assert sum(row.zeros for row in first) / 3 == pytest.approx(0.5, abs=0.1)
     assert sum(row.row_sum for row in first) / 3 == pytest.approx(1 / math.sqrt(2 * math.pi), abs=0.15)
     for row in found:
