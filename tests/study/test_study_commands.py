@@ -95,7 +95,7 @@ def test_figures_of_other_numbers_are_not_drawn(done, tmp_path, capsys):
     assert study(str(tmp_path / "out"), command=Draw) == 2
     assert "out does not hold what `nomax study` writes: KeyError('command')" in capsys.readouterr().err
     assert study(str(tmp_path / "nothing"), command=Draw) == 2
-    assert "nothing holds no study.json" in capsys.readouterr().err
+    assert "nothing is no folder" in capsys.readouterr().err
 
 
 def test_a_study_is_run_published_and_judged_by_one_command(done, small):

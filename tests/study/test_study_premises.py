@@ -80,6 +80,10 @@ def test_an_unmet_premise_leaves_nothing_decided_and_the_sentence_begins_with_it
     assert verdict.needed == "Train longer."
     assert json.loads(json.dumps(asdict(verdict)))["premises"][1] == {"sentence": "x", "holds": True, "remedy": ""}
     assert verdict.numbers == {"gain": [0.1, 0.05, 0.15]}
+    twice = [Premise(f"it is low: {value} %", False) for value in (60, 70)]
+    assert settle("W-h", "reproduced", "So.", premises=twice, **words).sentence == (
+        "Nothing can be decided: it is low: 60 %; 70 %. So."
+    )
     decided = settle("W-h", "reproduced", "The gain is 10 points.", premises=premises[1:], **words)
     assert (decided.verdict, decided.needed, decided.seeds) == ("reproduced", "", [0, 1])
 

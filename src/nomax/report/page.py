@@ -19,6 +19,7 @@ from nomax.evaluate import terminal
 from nomax.report import results, words
 from nomax.report.sections import Judged, Section, anchors, section
 from nomax.study.claims import CLAIMS, GROUPS, HEADLINE
+from nomax.study.engine.publication import results_folders
 from nomax.study.engine.verdict import amount
 
 LIMIT = 2_500_000  # bytes: a page that a phone loads without a second thought
@@ -79,7 +80,7 @@ def write(places: Sequence[Path], out: Path) -> Written:
 
     places: results folders, or folders that hold some. Raises FileNotFoundError or ValueError, which name the file.
     """
-    folders = [results.read(folder) for folder in results.find(places)]
+    folders = [results.read(folder) for folder in results_folders(places)]
     claims = iter(anchors("claim", [verdict.claim for one in folders for verdict in one.verdicts]))
     names = anchors("study", [one.story.name for one in folders])
     studies = [
@@ -101,7 +102,7 @@ def write(places: Sequence[Path], out: Path) -> Written:
 
 
 def render(studies: Sequence[Section]) -> str:
-    """The page as HTML. Whatever comes from a file is escaped."""
+    """Render the page as HTML. Whatever comes from a file is escaped."""
     try:
         import jinja2
         from markupsafe import Markup
@@ -134,7 +135,7 @@ def render(studies: Sequence[Section]) -> str:
 
 
 def _colour_sheet() -> str:
-    """The colours as variables of the style sheet, in the light and, on a screen, in the dark."""
+    """Return the colours as variables of the style sheet, light and, on a screen, dark."""
     roles = {"paper": _colours.PAPER, "ink": _colours.INK, "soft": _colours.SOFT, "rule": _colours.RULE}
     roles |= {"reproduced": _colours.GOOD, "contradicted": _colours.BAD, "undecided": _colours.OPEN}
     light, dark = (
@@ -253,7 +254,7 @@ def headline_table(studies: Sequence[Section]) -> str:
 
 
 def _row(cells: Sequence[str]) -> str:
-    """A row of a table, of texts on one line that end no cell and are no markup of HTML."""
+    """Format a row of a table: texts on one line that end no cell and are no markup of HTML."""
     return (
         f"| {' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|').replace('<', '&lt;') for cell in cells)} |"
     )

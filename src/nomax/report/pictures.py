@@ -69,7 +69,7 @@ class Panel:
         return min(max(peaks), 1.5 * usual) if self.roof and usual > 0 else max(peaks)
 
     def say(self, value: float) -> str:
-        """A value as an axis counts it."""
+        """Format a value as its axis counts it."""
         text = f"{100 * value:.3g} %" if self.percent else f"{value:.3g}"
         return text.replace("-", "−")
 
@@ -177,7 +177,7 @@ def svg(content: bytes, name: str) -> Picture:
 
 
 def _smaller(content: bytes) -> bytes:
-    """The drawing without what nobody sees, in quotes that a URI need not escape: two thirds of it in base64."""
+    """Drop what nobody sees from a drawing, and use quotes that a URI need not escape: two thirds of base64's size."""
     seen = re.sub(rb"<\?xml.*?\?>|<!DOCTYPE.*?>|<metadata>.*?</metadata>|(?<=>)\s+(?=<)", b"", content, flags=re.DOTALL)
     plain = seen.replace(b"'DejaVu Sans', 'Verdana'", b"DejaVu Sans,Verdana")
     return seen if b"'" in plain else plain.replace(b'"', b"'")

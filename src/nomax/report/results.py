@@ -1,12 +1,10 @@
 """Results folders as `nomax study` writes them, read and checked: an error names the file and what is wrong in it."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from nomax._files import read_json
-from nomax.study import STUDIES
 from nomax.study.engine.statistics import Comparison
 from nomax.study.engine.verdict import Premise
 
@@ -104,21 +102,6 @@ class ResultsFolder:
     runs: list[dict[str, Any]]
 
 
-def find(places: Iterable[Path]) -> list[Path]:
-    """The results folders that these paths name; a path may be one, or a folder that holds some."""
-    found: dict[Path, Path] = {}
-    for place in places:
-        inside = [place] if (place / "study.json").is_file() else [file.parent for file in place.glob("*/study.json")]
-        if not inside:
-            what = "holds no study.json, nor does a folder in it" if place.is_dir() else "is no folder"
-            raise FileNotFoundError(f"{place} {what}. {ADVICE}")
-        # In the order of the papers; other studies follow by name.
-        order = {name: place for place, name in enumerate(STUDIES)}
-        inside.sort(key=lambda folder: (order.get(folder.name, len(order)), folder.name))
-        found |= {folder.resolve(): folder for folder in inside}
-    return list(found.values())
-
-
 def read(folder: Path) -> ResultsFolder:
     """Read a results folder; a ValueError names the file that is damaged."""
     story = _checked(folder / "study.json", Story)
@@ -147,7 +130,7 @@ def read(folder: Path) -> ResultsFolder:
 
 
 def _checked(path: Path, kind: type[Kind]) -> Kind | None:
-    """A JSON file as what it should be, or None if there is no such file."""
+    """Read a JSON file as the given type; None if there is no such file."""
     from pydantic import TypeAdapter, ValidationError
 
     try:

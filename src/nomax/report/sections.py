@@ -134,7 +134,7 @@ def _shown(results: ResultsFolder, figure: Figure, anchor: str) -> Shown:
 
 
 def _trials(runs: Sequence[Mapping[str, Any]]) -> Sheet | None:
-    """The runs that chose settings, on a validation split: what each setting came to, the mean over its seeds."""
+    """Tabulate the runs that chose settings on a validation split: the mean over seeds of each setting."""
     names: list[str] = []
     cells: dict[tuple[Any, ...], list[float]] = {}
     rows = [run for run in runs if run.get("held_out") or run.get("split", "test") != "test"]
@@ -169,7 +169,7 @@ def _trials(runs: Sequence[Mapping[str, Any]]) -> Sheet | None:
 
 
 def _curves(curves: Sequence[Curve], runs: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Picture]]:
-    """A title and a chart for each group of training curves."""
+    """Return a title and a chart for each group of training curves."""
     groups: dict[str, list[Curve]] = {}
     for curve in curves:
         groups.setdefault(curve.group, []).append(curve)
@@ -218,7 +218,7 @@ def _curves_table(curves: Sequence[Curve]) -> Sheet | None:
 
 
 def _means(run: Attention, name: str) -> list[tuple[float, float]]:
-    """A statistic by layer, counted from 1: the mean over the layer's heads."""
+    """Average a statistic over the heads of each layer; layers count from 1."""
     layers: dict[int, list[float]] = {}
     for place, row in enumerate(run.layers):
         value = words.number(row.get(name))

@@ -25,7 +25,7 @@ class Sheet:
 
 
 def sheet(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Sheet:
-    """A table for people: numbers cut to what is worth reading."""
+    """Make a table for people: numbers cut to what is worth reading."""
     texts = [[say(value) for value in row] for row in rows]
     numeric = []
     for column in range(len(columns)):
@@ -35,7 +35,7 @@ def sheet(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Sheet:
 
 
 def number(value: Any) -> float | int | None:
-    """The number that a cell is or starts with."""
+    """Return the number that a cell is or starts with."""
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, int | float):
@@ -45,7 +45,7 @@ def number(value: Any) -> float | int | None:
 
 
 def say(value: Any) -> str:
-    """Any value of a JSON file in words."""
+    """Format any value of a JSON file."""
     if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
         return NOTHING
     if isinstance(value, bool):
@@ -78,17 +78,17 @@ def first_sentence(text: str) -> str:
 
 
 def count(number: int, one: str, more: str = "") -> str:
-    """A number of things: "1 study", "2 studies"."""
+    """Format a number of things: "1 study", "2 studies"."""
     return f"{number} {one if number == 1 else more or f'{one}s'}"
 
 
 def listed(parts: Sequence[str]) -> str:
-    """a, b and c."""
+    """Join words: a, b and c."""
     return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 
 def facts(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Names and values of a JSON object, one per line; an object inside another is unfolded."""
+    """Return names and values of a JSON object, one per line; an object inside another is unfolded."""
     lines: list[tuple[str, str]] = []
     for name, value in tree.items():
         title = f"{prefix}{name}".replace("_", " ")
@@ -108,7 +108,7 @@ class Block:
 
 
 def blocks(text: str) -> list[Block]:
-    """A docstring as paragraphs, lists and lines of code."""
+    """Split a docstring into paragraphs, lists and lines of code."""
     found = []
     for part in re.split(r"\n\s*\n", inspect.cleandoc(text)):
         lines = [line for line in part.split("\n") if line.strip()]
@@ -125,7 +125,7 @@ def blocks(text: str) -> list[Block]:
 
 
 def without_common_end(labels: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Labels such as "relu/L, pico/4, seed 0" without the last parts that all of them share; and those parts."""
+    """Cut the last parts that all labels ("relu/L, pico/4, seed 0") share; return the labels and those parts."""
     parts = [label.split(", ") for label in labels]
     shared: list[str] = []
     while len(parts) > 1 and all(len(one) > 1 and one[-1] == parts[0][-1] for one in parts):
@@ -135,7 +135,7 @@ def without_common_end(labels: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def when(time: str) -> str:
-    """A time of a JSON file, to the minute."""
+    """Format a time of a JSON file, to the minute."""
     try:
         return datetime.fromisoformat(time).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
     except ValueError:

@@ -13,7 +13,7 @@ from nomax import _files
 from nomax.console import Console, Table
 from nomax.study import STUDIES, kind, load, short, text_setup
 from nomax.study import setup as setups
-from nomax.study.engine.publication import Publication
+from nomax.study.engine.publication import Publication, results_folders
 from nomax.study.engine.publish import redraw, to_csv
 from nomax.study.engine.runner import Estimate, spell_time, unfinished, unique
 from nomax.study.engine.store import Store, merge
@@ -77,8 +77,7 @@ class Draw:
         return _attempt("draw", self._draw)
 
     def _draw(self) -> str:
-        folders = [folder for place in self.results for folder in _results_folders(place)]
-        return "\n".join(f"Written: {', '.join(map(str, redraw(folder)))}" for folder in folders)
+        return "\n".join(f"Written: {', '.join(map(str, redraw(each)))}" for each in results_folders(self.results))
 
 
 @dataclass(frozen=True)
@@ -163,12 +162,3 @@ def _attempt(command: str, work: Callable[[], str]) -> int:
 def _check_store(folder: Path) -> None:
     if not (folder / "runs").is_dir():
         raise FileNotFoundError(f"{folder} is not a store: it has no folder runs. Give that of `nomax study --store`.")
-
-
-def _results_folders(place: Path) -> list[Path]:
-    if (place / "study.json").is_file():
-        return [place]
-    inside = sorted(file.parent for file in place.glob("*/study.json"))
-    if not inside:
-        raise FileNotFoundError(f"{place} holds no study.json, nor does a folder in it: `nomax study NAME` writes one.")
-    return inside

@@ -1,4 +1,4 @@
-"""`nomax study NAME --plan`: what a study will cost, and what it will be able to tell, before it runs."""
+"""`nomax study NAME --plan` and `--dry-run`: what a study will cost, and what it will be able to tell."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from nomax.console import Console, Table
 from nomax.study import Study
 from nomax.study.engine.experiment import Experiment, TrainedExperiment
 from nomax.study.engine.result import ImageResult, Result, TrainedResult, finals
-from nomax.study.engine.runner import Estimate, share_left, unfinished
+from nomax.study.engine.runner import Estimate, share_left, spell_time, unfinished
 from nomax.study.engine.statistics import accuracy, student
 from nomax.study.engine.store import Store
 from nomax.study.engine.verdict import amount
@@ -84,7 +84,7 @@ def print_plan(
 
 
 def _print_claims(module: Study, setup: Any, rows: Sequence[Result], hours: float, console: Console) -> None:
-    """The margin of each claim against the interval that the planned seeds give; hours are those of a seed."""
+    """Print each claim's margin beside the interval that the planned seeds give; `hours` is the cost of a seed."""
     number = len(setup.seeds)
     table = Table(box=SIMPLE_HEAD, title="What the planned seeds can tell")
     for column in ("claim", "compared", f"±, {number} seeds", "margin", "seeds for it", "core-hours"):
@@ -126,7 +126,7 @@ def _score(row: TrainedResult) -> float | None:
 
 
 def _costs(runs: Sequence[Experiment], store: Store, estimate: Estimate) -> dict[Place, Cost]:
-    """What runs take, by model and length."""
+    """Sum what the runs take, by model and length."""
     unfinished_keys = {run.key for run in unfinished(runs, store)}
     costs: dict[Place, Cost] = {}
     for run in runs:
@@ -141,3 +141,28 @@ def _costs(runs: Sequence[Experiment], store: Store, estimate: Estimate) -> dict
 def _total(costs: Iterable[Cost]) -> Cost:
     runs, hours, left, hours_left, trained = map(sum, zip(*costs, strict=True))
     return Cost(int(runs), hours, int(left), hours_left, int(trained))
+
+
+def print_runs(runs: list[Experiment], store: Store, jobs: int, retry: bool, console: Console) -> None:
+    """Print the runs, what is known of each, and how long the others will take."""
+    estimate = Estimate(store.results())
+    left = {run.key for run in unfinished(runs, store, retry)}
+    table = Table(box=SIMPLE_HEAD)
+    for column in ("key", "run", "steps", "state", "time"):
+        table.add_column(column, justify="right" if column in ("steps", "time") else "left", no_wrap=column != "run")
+    total = longest = 0.0
+    for run in runs:
+        if run.key not in left:
+            row = store.outcome(run.key)
+            table.add_row(run.key, run.label, str(run.steps), row.status if row else "", "")
+            continue
+        share = share_left(run, store)
+        seconds = estimate.seconds(run, share)
+        total, longest = total + seconds, max(longest, seconds)
+        state = "to do" if share == 1 else f"{1 - share:.0%} done"
+        table.add_row(run.key, run.label, str(run.steps), state, spell_time(seconds))
+    console.print(table)
+    console.print(
+        f"{len(left)} of {len(runs)} runs to do: {spell_time(total)} of computing, about "
+        f"{spell_time(max(total / jobs, longest))} with {jobs} at a time ({estimate.source}).",
+    )

@@ -23,19 +23,15 @@ from nomax.evaluate.accuracy import load_subset
 from nomax.evaluate.probe import probe_sets
 from nomax.study import setup as setups
 from nomax.study import text_setup
-from nomax.study.commands.plan import print_plan
-from nomax.study.engine.experiment import Experiment, ImageExperiment, TextExperiment
+from nomax.study.commands.plan import print_plan, print_runs
+from nomax.study.engine.experiment import ImageExperiment, TextExperiment
 from nomax.study.engine.publication import Publication
 from nomax.study.engine.publish import NO_CLAIM, check_place, note, publish
 from nomax.study.engine.runner import (
-    Estimate,
     GridReport,
     parse_seconds,
     run_grid,
     shard,
-    share_left,
-    spell_time,
-    unfinished,
     unique,
 )
 from nomax.study.engine.store import Store
@@ -169,7 +165,7 @@ def run(options: Options) -> int:
             print_plan(module, setup, mine, store, sources, console)
             return 0
         if options.dry_run:
-            _list(mine, store, _jobs(options), options.retry, console)
+            print_runs(mine, store, _jobs(options), options.retry, console)
             return 0
         figures.require()
         text_setup.check([run for run in mine if isinstance(run, TextExperiment)])
@@ -211,7 +207,7 @@ def run(options: Options) -> int:
 
 
 def chosen_setup(options: Options, kind: Literal["images", "text"] = "images") -> Setup | TextSetup:
-    """The set-up by its name, with what the options change."""
+    """Return the named set-up with what the options change."""
     changes = getattr(study.load(options.name), "CHANGES", None) if kind == "images" else None
     setup = setups.named(options.setup, changes)
     setup = setups.named("smoke", changes) if options.smoke else setup
@@ -254,7 +250,7 @@ def _check_values(options: Options, kind: Literal["images", "text"]) -> None:
 
 
 def command_line(options: Options) -> str:
-    """The command line that gives these options, without those that say only how the work is done."""
+    """Return the command line that gives these options, without those that say only how the work is done."""
     words = ["nomax", "study", options.name]
     how = {"name", "jobs", "shard", "budget", "retry", "launcher", "submit", "store", "out", "dry_run", "device"}
     how |= {"plan", "fresh"}
@@ -326,31 +322,6 @@ def _jobs(options: Options) -> int:
     if options.jobs:
         return options.jobs
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-
-
-def _list(runs: list[Experiment], store: Store, jobs: int, retry: bool, console: Console) -> None:
-    """The runs, what is known of each, and how long the others will take."""
-    estimate = Estimate(store.results())
-    left = {run.key for run in unfinished(runs, store, retry)}
-    table = Table(box=SIMPLE_HEAD)
-    for column in ("key", "run", "steps", "state", "time"):
-        table.add_column(column, justify="right" if column in ("steps", "time") else "left", no_wrap=column != "run")
-    total = longest = 0.0
-    for run in runs:
-        if run.key not in left:
-            row = store.outcome(run.key)
-            table.add_row(run.key, run.label, str(run.steps), row.status if row else "", "")
-            continue
-        share = share_left(run, store)
-        seconds = estimate.seconds(run, share)
-        total, longest = total + seconds, max(longest, seconds)
-        state = "to do" if share == 1 else f"{1 - share:.0%} done"
-        table.add_row(run.key, run.label, str(run.steps), state, spell_time(seconds))
-    console.print(table)
-    console.print(
-        f"{len(left)} of {len(runs)} runs to do: {spell_time(total)} of computing, about "
-        f"{spell_time(max(total / jobs, longest))} with {jobs} at a time ({estimate.source}).",
-    )
 
 
 def _tell(report: GridReport, console: Console) -> None:

@@ -43,12 +43,12 @@ class Figure:
     """Makes the matplotlib figure; called in the figures' style."""
 
     def draw(self) -> Any:
-        """The matplotlib figure."""
+        """Return the matplotlib figure."""
         with figures.require().rc_context(STYLE):
             return self.paint()
 
     def render(self, kind: Literal[".svg", ".png"] = ".svg") -> bytes:
-        """The bytes of an .svg or .png file, with title and alternative text inside."""
+        """Return the bytes of an .svg or .png file, with title and alternative text inside."""
         with figures.require().rc_context(STYLE):
             return figures.rendered(self.paint(), kind, self.title, self.alternative)
 
@@ -68,7 +68,7 @@ def sheet(panels: int, height: float = 3.9, same_y: bool = True, rows: int = 1) 
 
 
 def legend(figure: Any, handles: Sequence[Any], columns: int = 4) -> None:
-    """A legend below the panels."""
+    """Put a legend below the panels."""
     figure.legend(
         handles=list(handles),
         loc="outside lower center",

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from nomax._files import read_json
+from nomax.study import STUDIES
 from nomax.study.engine.experiment import Experiment
 from nomax.study.engine.result import Result
 from nomax.study.engine.store import Store
+from nomax.train.vision.diagnostics import FILE as DIAGNOSTICS
 
 ADVICE = "Restore it, or give --fresh to do all of its runs again."
-DIAGNOSTICS = "diagnostics.jsonl"  # of a run: an object for each step at which it looked into itself
-POINTS = 100  # of them that are published
+POINTS = 100  # of the steps at which a run looked into itself
 DIGITS = 5
 LISTS = ("runs", "curves", "diagnostics")
 
@@ -60,6 +61,23 @@ class Publication:
 
 def _content(path: Path) -> Any:
     return read_json(path, ADVICE) if path.exists() else []
+
+
+def results_folders(places: Iterable[Path]) -> list[Path]:
+    """Find the results folders that these paths name, each once; a path may be one, or a folder that holds some.
+
+    Those that one folder holds come in the order of the papers; other studies follow by name.
+    """
+    order = {name: place for place, name in enumerate(STUDIES)}
+    folders: dict[Path, Path] = {}
+    for place in places:
+        inside = [place] if (place / "study.json").is_file() else [file.parent for file in place.glob("*/study.json")]
+        if not inside:
+            what = "holds no study.json, nor does a folder in it" if place.is_dir() else "is no folder"
+            raise FileNotFoundError(f"{place} {what}. `nomax study NAME` writes such a folder to results/NAME.")
+        inside.sort(key=lambda folder: (order.get(folder.name, len(order)), folder.name))
+        folders |= {folder.resolve(): folder for folder in inside}
+    return list(folders.values())
 
 
 def read_diagnostics(folder: Path) -> list[dict[str, Any]]:

@@ -14,21 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from inspect import getdoc, signature
 from pathlib import Path
-from statistics import median_low
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import torch
-
-from nomax import data, study
+from nomax import study
 from nomax._files import read_json, to_json, write, write_json
-from nomax.data.images.batches import evaluation_batches
-from nomax.data.source import part
-from nomax.evaluate import TrainedImageModel, attention_maps, load, maps, row_statistics
-from nomax.phi import ROW_MAPS, SOFTMAX
+from nomax.phi import ROW_MAPS
+from nomax.study.engine.attention import write_attention
 from nomax.study.engine.experiment import Experiment
 from nomax.study.engine.publication import Publication, diagnostics_json, read_diagnostics
-from nomax.study.engine.result import ImageResult, Result, TrainedResult, finals, trained
+from nomax.study.engine.result import Result, TrainedResult, finals, trained
 from nomax.study.engine.store import OUTCOME, Store
 from nomax.study.setup import Setup
 from nomax.study.text_setup import TextSetup
@@ -40,10 +34,6 @@ if TYPE_CHECKING:
     from nomax.study.engine.figure import Figure
     from nomax.study.engine.verdict import Verdict
 
-IMAGES = 8  # for row statistics
-INDEX = 0  # the test image of the maps
-MOST = 6  # runs, so that their maps fit on a page
-LAYERS = 4
 ADVICE = "Restore it, or run the study again."
 NO_CLAIM = "This study judges no claim."
 POINTS = 200  # of a training curve
@@ -83,7 +73,7 @@ def publish(
             write(out / "diagnostics.json", diagnostics_json(diagnostics))
         else:
             (out / "diagnostics.json").unlink(missing_ok=True)
-        _write_attention(rows, store, out, before)
+        write_attention(rows, store, out, before)
         counts, missing = Counter(row.status for row in rows), len(runs) - len(rows)
         preliminary = note(setup, missing)
         write_json(out / "verdicts.json", verdicts)
@@ -165,7 +155,7 @@ def _write_runs(rows: Sequence[Result], folder: Path) -> None:
 
 
 def _setup(plain: Mapping[str, Any], module: "Study") -> Setup | TextSetup:
-    """A set-up as study.json has it."""
+    """Rebuild a set-up from study.json."""
     form: Callable[..., Setup | TextSetup] = TextSetup if study.kind(module) == "text" else Setup
     names = signature(form).parameters
     return form(**{name: tuple(v) if isinstance(v, list) else v for name, v in plain.items() if name in names})
@@ -196,25 +186,8 @@ def check_place(out: Path, setup: Setup | TextSetup, runs: int) -> None:
         )
 
 
-def _write_attention(rows: Sequence[Result], store: Store, out: Path, before: Publication) -> None:
-    """Row statistics and attention maps of a few runs of images whose models are in the store.
-
-    If a model is not there, and its run was part of the publication before, the pictures of that stay.
-    """
-    images = [row for row in finals(rows) if isinstance(row, ImageResult)]
-    looked = worth_a_look(images)
-    chosen = [row for row in looked if (store.folder(row.key) / "model").is_dir()]
-    if any(row.key in before.rows for row in looked if row not in chosen):
-        return
-    for name in ("rows_statistics.json", "maps.svg", "maps.png"):  # the last as it was called before
-        (out / name).unlink(missing_ok=True)
-    if chosen:
-        write_json(out / "rows_statistics.json", _row_statistics(chosen, store))
-        write(out / "maps.svg", _attention_maps(chosen, store))
-
-
 def to_csv(rows: Sequence[Result]) -> str:
-    """The rows as CSV, a column for each probe and measurement."""
+    """Format rows as CSV, with a column for each probe and measurement."""
     columns, records = table(rows)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -237,7 +210,7 @@ def table(rows: Sequence[Result]) -> tuple[list[str], list[list[Any]]]:
 
 
 def telling(rows: Sequence[Result]) -> list[TrainedResult]:
-    """The runs whose curves are worth a look: of the first seed, softmax, every h at α = 1, and relu at every α."""
+    """Choose the runs whose curves are worth a look: of the first seed, softmax, every h at α = 1, relu at every α."""
     models: list[TrainedResult] = finals(rows)
     first = min((row.seed for row in models), default=0)
     chosen = [row for row in models if row.seed == first and row.status != "failed"]
@@ -245,14 +218,14 @@ def telling(rows: Sequence[Result]) -> list[TrainedResult]:
 
 
 def _diagnostics(row: TrainedResult, store: Store, before: Publication) -> Mapping[str, Any] | None:
-    """The entry of a run in diagnostics.json; None if it did not look into itself."""
+    """Return the entry of a run in diagnostics.json; None if it did not look into itself."""
     if points := read_diagnostics(store.folder(row.key)):
         return {"key": row.key, "label": row.label, "points": points}
     return before.diagnostics.get(row.key)
 
 
 def curve(row: TrainedResult, store: Store, before: Publication) -> dict[str, Any]:
-    """Loss and accuracy in training; of a long run, means over equal parts of it."""
+    """Return loss and accuracy in training; of a long run, means over equal parts of it."""
     lines = [line for line in metrics.read(store.folder(row.key)) if "evaluation" not in line]
     if not lines and row.key in before.curves:
         return before.curves[row.key]
@@ -269,7 +242,7 @@ def curve(row: TrainedResult, store: Store, before: Publication) -> dict[str, An
 
 
 def markdown(title: str, verdicts: "Sequence[Verdict]", command: str, note: str = "") -> str:
-    """The verdicts as a table, if there are any, below what must be known about them."""
+    """Format the verdicts as a table, if there are any, below what must be known about them."""
     lines = [f"<!-- Written by `{command}` -->", "", f"# {title}", "", *([f"**{note}**", ""] if note else [])]
     lines += ["| claim | verdict | measured | premise | scale |", "| --- " * 5 + "|"] if verdicts else [NO_CLAIM]
     for verdict in verdicts:
@@ -316,7 +289,7 @@ def _story(rows: Sequence[Result], store: Store, command: str, before: Publicati
 
 
 def _remove_old_pictures(out: Path, names: set[str]) -> None:
-    """Pictures that the study drew when it was published before, and no longer does."""
+    """Remove pictures that the study drew when it was published before, and no longer does."""
     try:
         before = json.loads((out / "study.json").read_text())["figures"]
     except (OSError, ValueError, KeyError):
@@ -329,46 +302,3 @@ def _remove_old_pictures(out: Path, names: set[str]) -> None:
 def _mean(lines: Sequence[Mapping[str, float]], name: str) -> float | None:
     values = [line[name] for line in lines if name in line]
     return round(sum(values) / len(values), 5) if values else None
-
-
-def worth_a_look(rows: Sequence[ImageResult]) -> list[ImageResult]:
-    """The runs to look into: of the first seed, the middle length and one size, softmax and the others at α = 1."""
-    done = [row for row in rows if row.status == "done"]
-    if not done:
-        return []
-    tokens = median_low(sorted({row.tokens for row in done}))
-    first = min(row.seed for row in done)
-    near = [row for row in done if row.seed == first and row.tokens == tokens]
-    near = [row for row in near if row.size == near[0].size]
-    return [row for row in near if row.activation == SOFTMAX or math.isclose(row.alpha, 1)][:MOST]
-
-
-def _row_statistics(rows: Sequence[ImageResult], store: Store) -> list[dict[str, Any]]:
-    """The entries of rows_statistics.json: every head of every layer."""
-    found = []
-    for row in rows:
-        trained = load(store.folder(row.key))
-        heads = row_statistics(trained.model, _images(trained, row, IMAGES))
-        found.append({"label": row.label, "layers": [dataclasses.asdict(head) for head in heads]})
-    return found
-
-
-def _attention_maps(rows: Sequence[ImageResult], store: Store) -> bytes:
-    """The picture of where they look, as SVG, whose letters and background turn dark."""
-    shown, image = {}, torch.empty(0)
-    for row in rows:
-        trained = load(store.folder(row.key))
-        image = _images(trained, row, 1)[0]
-        # In units of 1/L, and over all heads.
-        shown[row.label.replace(", ", "\n")] = attention_maps(trained.model, image).mean(1) * row.tokens
-    depth = min(len(layers) for layers in shown.values())
-    layers = torch.linspace(0, depth - 1, min(depth, LAYERS)).round().int().tolist()
-    return maps.draw(image, shown, layers, "Where the mean patch looks (mean over heads)", ".svg")
-
-
-def _images(trained: TrainedImageModel, row: ImageResult, number: int) -> list[torch.Tensor]:
-    """So many test images as the model sees them, from the first on, spread evenly."""
-    source = data.load(row.data, "test", on_error=trained.config.on_error if trained.config else "raise")
-    places = np.linspace(INDEX, len(source) - 1, number).round().astype(np.int64)
-    with evaluation_batches(part(source, places), trained.transform, 8) as batches:
-        return [image for batch, _ in batches for image in batch]

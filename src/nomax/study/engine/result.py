@@ -277,7 +277,7 @@ def measured(results: Iterable[Result], measurement: str) -> list[MeasurementRes
 
 
 def where(rows: Iterable[AnyResult], **fields: Any) -> list[AnyResult]:
-    """The rows with these values: where(rows, activation="relu", alpha=1, patch=4)."""
+    """Return the rows with these values: where(rows, activation="relu", alpha=1, patch=4)."""
     unknown = fields.keys() - {*_columns(ImageResult), *_columns(TextResult)}
     if unknown:
         raise TypeError(f"a row has no field {', '.join(sorted(unknown))}.")

@@ -83,12 +83,12 @@ def run_grid(
 
 
 def unique(runs: Iterable[Experiment]) -> list[Experiment]:
-    """The runs, each once, in order: a grid may name the same one in two places."""
+    """Drop repeated runs and keep the order: a grid may name the same one in two places."""
     return list({run.key: run for run in runs}.values())
 
 
 def unfinished(runs: Iterable[Experiment], store: Store, retry: bool = False) -> list[Experiment]:
-    """The runs that have no outcome, or that failed and shall be tried again."""
+    """Return the runs that have no outcome, or that failed and are to be tried again."""
     left = []
     for run in unique(runs):
         row = store.outcome(run.key)
@@ -98,7 +98,7 @@ def unfinished(runs: Iterable[Experiment], store: Store, retry: bool = False) ->
 
 
 def shard(runs: Sequence[Experiment], text: str | None) -> list[Experiment]:
-    """One of n parts of a grid, "1/4" to "4/4". A run stays in its part whatever else is in the grid."""
+    """Return one of n parts of a grid, "1/4" to "4/4". A run stays in its part whatever else is in the grid."""
     if text is None:
         return list(runs)
     number, _, parts = text.partition("/")
@@ -210,7 +210,7 @@ class _Grid:
         return max([(sum(running) + sum(waiting)) / self.launcher.limit, *running, *waiting], default=0.0)
 
     def working_now(self) -> list[tuple[Experiment, int]]:
-        """The runs that go on here, and the step of each."""
+        """Return the runs that go on here, and the step of each."""
         return [
             (active.run, metrics.last(self.store.folder(key)).get("step", 0)) for key, active in self.working.items()
         ]
@@ -325,7 +325,7 @@ class Estimate:
 
 
 def parse_seconds(text: str) -> float:
-    """ "2h", "90m", "1h30m", "45s" or a plain number of seconds."""
+    """Parse "2h", "90m", "1h30m", "45s" or a plain number of seconds."""
     plain = text.strip().lower()
     if re.fullmatch(NUMBER, plain):
         plain += "s"
@@ -336,7 +336,7 @@ def parse_seconds(text: str) -> float:
 
 
 def spell_time(seconds: float) -> str:
-    """A time as people say it: 45 s, 12 min, 1 h 30 min."""
+    """Format a time as people say it: 45 s, 12 min, 1 h 30 min."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

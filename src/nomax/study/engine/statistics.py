@@ -57,7 +57,7 @@ class Best:
 def paired(
     first: Mapping[tuple[Cell, int], float], second: Mapping[tuple[Cell, int], float]
 ) -> dict[Cell, list[float]]:
-    """The differences first − second by cell, for every (cell, seed) that both have."""
+    """Return the differences first − second by cell, for every (cell, seed) that both have."""
     found: dict[Cell, list[float]] = {}
     for cell, seed in sorted(first.keys() & second.keys(), key=repr):
         found.setdefault(cell, []).append(first[cell, seed] - second[cell, seed])
@@ -65,7 +65,7 @@ def paired(
 
 
 def contrast(cells: Sequence[Sequence[float]], weights: Sequence[float] | None = None) -> Interval:
-    """The weighted sum of the cells' means, with its interval; without weights it is the mean of the means."""
+    """Return the weighted sum of the cells' means with its interval; without weights, the mean of the means."""
     if not cells or not all(len(cell) for cell in cells):
         return Interval(math.nan, math.nan, math.nan)
     shares = np.full(len(cells), 1 / len(cells)) if weights is None else np.asarray(weights, np.float64)
@@ -81,14 +81,14 @@ def contrast(cells: Sequence[Sequence[float]], weights: Sequence[float] | None =
 
 
 def slope_weights(x: Sequence[float]) -> list[float]:
-    """The weights that turn values at x into the slope of their least-squares line."""
+    """Return the weights that turn values at x into the slope of their least-squares line."""
     away = np.asarray(x, np.float64) - np.mean(x)
     total = float(np.sum(away**2))
     return [float(value) for value in away / total] if total > 0 else [math.nan] * len(x)
 
 
 def best(values: Sequence[Sequence[float]], grid: Sequence[float]) -> Best:
-    """The place on the grid where the mean over seeds is largest; values holds one list over the grid per seed."""
+    """Find the place on the grid where the mean over seeds is largest; values holds one list over the grid per seed."""
     curves, places = np.asarray(values, np.float64), np.asarray(grid, np.float64)
     if curves.ndim != 2 or curves.shape[1] != len(places) or not curves.size:
         raise ValueError(f"values have the shape {list(curves.shape)}; they must be [seeds, {len(places)}].")
@@ -103,7 +103,7 @@ def best(values: Sequence[Sequence[float]], grid: Sequence[float]) -> Best:
 
 
 def chosen_elsewhere(values: Sequence[Sequence[float]], of_first: Sequence[bool]) -> list[float]:
-    """The best of some places of a grid minus the best of the others, once for each seed (a list over the grid).
+    """Return the best of some places of a grid minus the best of the others, once for each seed.
 
     Which places these are is chosen by the mean of the other seeds: the largest of noisy values, taken as it is, would
     be too large, and the more so the more places there are to choose from.
@@ -118,7 +118,7 @@ def chosen_elsewhere(values: Sequence[Sequence[float]], of_first: Sequence[bool]
 
 
 def student(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t."""
+    """Return the 97.5 % quantile of Student's t."""
     if freedom < 1:
         raise ValueError(f"freedom={freedom} must be at least 1.")
     if freedom <= len(T):
@@ -205,7 +205,7 @@ def _deviations(values: Floats, generator: np.random.Generator) -> Floats:
 
 
 def accuracy(row: ImageResult) -> float | None:
-    """Among the label subset where the data has one, else on all test images; chance if the run diverged.
+    """Return accuracy among the label subset if the data has one, else on all test images; chance if the run diverged.
 
     None if it failed, which says nothing about the model: a file was missing, or the machine gave up.
     """
@@ -215,7 +215,7 @@ def accuracy(row: ImageResult) -> float | None:
 
 
 def ten_shot(row: ImageResult) -> float | None:
-    """The mean 10-shot accuracy over the probes; 0 if the run diverged, since it has no features."""
+    """Return the mean 10-shot accuracy over the probes; 0 if the run diverged, since it has no features."""
     return 0.0 if row.status == "diverged" else row.ten_shot
 
 
@@ -234,27 +234,27 @@ def values(
 
 
 def repeated(cells: Mapping[Cell, Sequence[float]]) -> dict[Cell, Sequence[float]]:
-    """The cells that have at least two seeds; all of them where none has, for a mean without an interval."""
+    """Return the cells that have at least two seeds; all of them where none has, for a mean without an interval."""
     found = {cell: entries for cell, entries in cells.items() if len(entries) > 1}
     return found or dict(cells)
 
 
 def pooled(cells: Mapping[Cell, Sequence[float]]) -> Interval:
-    """The mean over the cells that have at least two seeds, with its interval."""
+    """Return the mean over the cells that have at least two seeds, with its interval."""
     return contrast(list(repeated(cells).values()))
 
 
 def over_settings(cells: Mapping[Cell, Sequence[float]]) -> Interval:
-    """The mean over the cells, with an interval from how they differ: for cells whose values depend on each other."""
+    """Return the mean over cells that depend on each other, with an interval from how they differ."""
     found = contrast([[fmean(entries) for entries in cells.values()]] if cells else [])
     return replace(found, lacking="settings")
 
 
 def seeds(rows: Sequence[TrainedResult]) -> list[int]:
-    """The seeds there are."""
+    """Return the seeds there are."""
     return sorted({row.seed for row in rows})
 
 
 def lengths(rows: Sequence[TrainedResult]) -> list[int]:
-    """The sequence lengths there are, the shortest first."""
+    """Return the sequence lengths there are, the shortest first."""
     return sorted({row.tokens for row in rows})

@@ -41,7 +41,7 @@ class Store:
         return self.place / "runs" / f"{key}.log"
 
     def finished(self) -> list[str]:
-        """The runs with an outcome."""
+        """Return the runs with an outcome."""
         return sorted(path.parent.name for path in (self.place / "runs").glob(f"[!.]*/{OUTCOME}"))
 
     def read(self, key: str) -> Result | None:
@@ -92,7 +92,7 @@ class Store:
             return not free
 
     def publishing(self) -> FileLock:
-        """To be held by whoever writes a results folder: one at a time."""
+        """Return the lock that whoever writes a results folder must hold."""
         return FileLock(self.place / "publish.lock")
 
     def finish(self, row: Result) -> None:
@@ -114,7 +114,7 @@ class Store:
                     file.write(f"{study}\n")
 
     def studies(self, key: str) -> list[str]:
-        """The studies that a run is part of."""
+        """Return the studies that a run is part of."""
         path = self.folder(key) / STUDIES
         try:
             return sorted(set(path.read_text(encoding="utf-8").splitlines()))
@@ -165,7 +165,7 @@ def merge(store: Store, others: Sequence[Store]) -> list[str]:
 
 
 def _outcomes(store: Store) -> Iterator[tuple[str, Result]]:
-    """The finished runs of a store, after a look whether all that would be copied lies within it."""
+    """Yield the finished runs of a store, after checking that all that would be copied lies within it."""
     _within(store.place / "runs")
     for key in store.finished():
         _within(store.folder(key))
@@ -209,7 +209,7 @@ def _words(row: Result) -> str:
 
 @contextmanager
 def _aside(store: Store) -> Iterator[tuple[Path, Path]]:
-    """Two folders in a store, for what is to come and for what gives way, which are gone at the end."""
+    """Make two folders in a store, for what is to come and for what gives way; both are gone at the end."""
     lock = FileLock(store.place / "merge.lock", timeout=0)
     try:
         lock.acquire()

@@ -73,7 +73,7 @@ def within(interval: Interval, low: float, high: float) -> Outcome:
 
 
 def worst(outcomes: Iterable[Outcome]) -> Outcome:
-    """Several parts of one claim: contradicted if one is, reproduced if all are."""
+    """Combine several parts of one claim: contradicted if one is, reproduced if all are."""
     found = list(outcomes)
     if "contradicted" in found:
         return "contradicted"
@@ -81,14 +81,14 @@ def worst(outcomes: Iterable[Outcome]) -> Outcome:
 
 
 def points(interval: Interval) -> str:
-    """A difference of accuracies in percentage points: "+0.4 points [−0.2, +1.0]"."""
+    """Format a difference of accuracies in percentage points: "+0.4 points [−0.2, +1.0]"."""
     if not interval.known:
         return f"{_signed(interval.mean)} points (no interval: fewer than two {interval.lacking})"
     return f"{_signed(interval.mean)} points [{_signed(interval.low)}, {_signed(interval.high)}]"
 
 
 def amount(value: float, unit: str, signed: bool = False) -> str:
-    """A number with its unit: "0.40 points", "+0.012 nats"."""
+    """Format a number with its unit: "0.40 points", "+0.012 nats"."""
     if value == 0:
         return "0"
     scaled, digits = (100 * value, 2) if unit == "points" else (value, 3)
@@ -96,7 +96,7 @@ def amount(value: float, unit: str, signed: bool = False) -> str:
 
 
 def difference(interval: Interval, unit: str = "points", more: str = "higher", less: str = "lower") -> str:
-    """A signed difference as people say it: "lower by 0.165 nats [0.120, 0.210]", never "higher by −0.165"."""
+    """Word a signed difference: "lower by 0.165 nats [0.120, 0.210]", never "higher by −0.165"."""
     word, sign = (less, -1.0) if interval.mean < 0 else (more, 1.0)
     mean, *ends = (
         amount(sign * value, "") if unit != "points" else amount(sign * value, unit).partition(" ")[0]
@@ -108,7 +108,7 @@ def difference(interval: Interval, unit: str = "points", more: str = "higher", l
 
 
 def plain(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Numbers as JSON has them: an interval is a list [mean, low, high], and what is not known is null."""
+    """Return numbers as JSON has them: an interval is a list [mean, low, high], and what is not known is null."""
     return {name: _plain(value) for name, value in numbers.items()}
 
 
@@ -132,7 +132,7 @@ CHANCE_NOTE = "A run that diverged counts as chance and is marked with a cross; 
 
 
 def scale(rows: Sequence[ImageResult], setup: "Setup") -> str:
-    """At which scale the runs speak: "pico, L = 16, 49, 196, 28-pixel fashion-mnist-small, 150 steps of 64 images"."""
+    """Say at which scale the runs speak: "pico, L = 16, 49, 28-pixel fashion-mnist-small, 150 steps of 64 images"."""
     if not rows:
         return "no runs"
     sizes = ", ".join(dict.fromkeys(row.size for row in sorted(rows, key=lambda row: row.macs)))
@@ -156,13 +156,13 @@ def basis(rows: Sequence[TrainedResult], cells: Mapping[Cell, Sequence[float]], 
 
 
 def settled(outcome: Outcome, rows: Sequence[Result]) -> Outcome:
-    """The outcome; but nothing is decided by runs most of which did not come to their end."""
+    """Return the outcome, but undecided if most of the runs did not come to their end."""
     done = sum(row.status == "done" for row in rows)
     return outcome if 2 * done >= len(rows) else "undecided"
 
 
 def percent(value: float) -> str:
-    """An accuracy: "84.2 %"."""
+    """Format an accuracy: "84.2 %"."""
     return f"{100 * value:.1f} %"
 
 
@@ -241,11 +241,20 @@ def settle(
     needed = ""
     if failed:
         outcome, needed = "undecided", " ".join(dict.fromkeys(premise.remedy for premise in failed if premise.remedy))
-        reasons = "; ".join(premise.sentence for premise in failed)
-        sentence = f"Nothing can be decided: {reasons}. {sentence}"
+        sentence = f"Nothing can be decided: {_joined([premise.sentence for premise in failed])}. {sentence}"
     elif outcome == "undecided":
         needed = would_decide(known, rows) if comparisons is not None else ""
     return Verdict(claim, outcome, sentence, scale, seeds(rows), plain(numbers), list(premises), needed, known)
+
+
+def _joined(reasons: Sequence[str]) -> str:
+    """Join reasons; what several in a row begin with, up to a colon, is said once."""
+    said, before = [], ""
+    for reason in reasons:
+        start, colon, rest = reason.partition(": ")
+        said.append(rest if colon and start == before else reason)
+        before = start
+    return "; ".join(said)
 
 
 def would_decide(comparisons: Mapping[str, Comparison], rows: Sequence[TrainedResult]) -> str:

@@ -170,7 +170,7 @@ class Meter:
         self._thread = threading.Thread(target=self._note, daemon=True)
 
     def spent(self) -> dict[str, float]:
-        """So far: seconds and core_seconds."""
+        """Return seconds and core_seconds so far."""
         clock, cpu = time.monotonic() - self._clock, time.process_time() - self._cpu
         return {
             "seconds": round(self._before["seconds"] + clock, 3),
@@ -215,7 +215,7 @@ class Handle(Protocol):
     """A run that somebody works on."""
 
     def code(self) -> int | None:
-        """Its exit code, or None while it goes on."""
+        """Return its exit code, or None while it goes on."""
 
     def stop(self) -> None:
         """Ask it to write a checkpoint and end."""
@@ -246,7 +246,7 @@ class Processes:
 
 
 def _context() -> ForkServerContext | SpawnContext:
-    """New processes that share nothing with this one. On Linux a server imports torch once for all of them."""
+    """Return how to start processes that share nothing with this one. On Linux a server imports torch once for all."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -328,7 +328,7 @@ class _Job:
 
 
 def submit_settings(words: Sequence[str]) -> dict[str, Any]:
-    """KEY=VALUE words as submitit takes them: whole numbers as numbers."""
+    """Parse KEY=VALUE words as submitit takes them: whole numbers as numbers."""
     found: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
