@@ -114,7 +114,7 @@ def test_values_go_from_minus_one_to_one() -> None:
     assert batch.images.dtype == torch.float32
     assert batch.images.is_contiguous()
     assert batch.images[0].unique().tolist() == [-1]
-    assert batch.images[1].unique().tolist() == [pytest.approx(-0.6), 1]
+    assert batch.images[1].unique().tolist() == [pytest.approx(-0.6, rel=0, abs=2**-24), 1]
 
 
 @pytest.mark.parametrize(("grey", "channels"), [(True, 1), (True, 3), (False, 1), (False, 3)])
@@ -134,13 +134,14 @@ def test_grey_and_coloured_sources_have_as_many_channels_as_wanted(grey: bool, c
 def test_mixup_mixes_each_image_with_the_one_before_it() -> None:
     source, order, augment = arrays(), Order(11, 6, seed=9), Augment(16, "pad")
     plain = first(batches(source, order, augment), 3)
+    rounding = {"rtol": 0, "atol": 4 * 2**-24}  # two weights, two products and a sum in float32, of values up to 1
     for batch, mixed in zip(plain, first(batches(source, order, augment, mixup=0.5, num_classes=4), 3), strict=True):
         kept = mixup_weight(0.5, 9, batch.step)
         assert 0.5 <= kept <= 1
         before = batch.images.roll(1, 0).double() * (1 - kept)
-        assert torch.allclose(mixed.images.double(), batch.images.double() * kept + before, atol=1e-6)
+        assert torch.allclose(mixed.images.double(), batch.images.double() * kept + before, **rounding)
         rows = torch.nn.functional.one_hot(batch.targets, 4).double()
-        assert torch.allclose(mixed.targets.double(), rows * kept + rows.roll(1, 0) * (1 - kept), atol=1e-6)
+        assert torch.allclose(mixed.targets.double(), rows * kept + rows.roll(1, 0) * (1 - kept), **rounding)
 
 
 @pytest.mark.parametrize("p", [0.2, 0.5, 2.0])

@@ -127,6 +127,7 @@ def expected(name: str, level: int, sign: int, pixels: Pixels) -> npt.NDArray[np
                         result[band, y, x] = blended(byte(total), here[band], factor)
             else:
                 places = source_of(name, level, sign, x, y, width, height)
+                # Where float32 may round a place (below 128: by up to 2⁻¹⁸) across a half, either neighbour is right.
                 if any(abs(abs(place) % 1 - 0.5) < 1e-5 for place in places) and name == "Rotate":
                     result[:, y, x] = -1
                     continue
@@ -169,7 +170,7 @@ def test_contrast_pulls_towards_the_number_of_pixels_and_solarize_wraps() -> Non
     """The two that looked like Pillow's and are not: at 224 × 224 grey is 196, and levels 10 and 20 invert."""
     pixels = image(224, 224)
     low = operation(pixels, "Contrast", 0, 1, (0, 0))
-    assert abs(low.mean() - (0.9 * 196 + 0.1 * pixels.mean())) < 1
+    assert 0 <= 0.9 * 196 + 0.1 * pixels.mean() - low.mean() < 1  # fractions are cut off
     for level in (10, 20, 30):
         assert np.array_equal(operation(pixels, "Solarize", level, 1, (0, 0)), 255 - pixels)
     from_128 = np.where(pixels < 128, pixels, 255 - pixels)
