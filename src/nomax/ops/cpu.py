@@ -68,7 +68,7 @@ def attend(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     )
     operator = attend_forward
     if differentiable:
-        operator = _Attend.apply if _is_eager(query, key, value, mask) else torch.ops.nomax.attend
+        operator = _attend_eagerly if _is_eager(query, key, value, mask) else torch.ops.nomax.attend
     out, statistics = operator(
         query, key, value, mask, problem.row_gain, problem.row_shift, problem.seed, query_offsets, key_offsets,
         CODES[problem.activation], problem.scale, problem.gain, problem.shift, problem.diagonal, problem.dropout,
@@ -119,7 +119,7 @@ def attend_plainly(query: Tensor, key: Tensor, value: Tensor, phi: str | Phi) ->
         if code is None or not (shape[1] == key_shape[1] and shape[3] and key_shape[2]):
             return None
         differentiable = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-        operator = _Attend.apply if differentiable else attend_forward
+        operator = _attend_eagerly if differentiable else attend_forward
         out: Tensor = operator(
             query, key, value, None, None, None, None, None, None,
             code, shape[3] ** -0.5, gain, shift, None, 0.0, False,
@@ -300,23 +300,35 @@ def _shapes_norm_backward(
 
 
 class _Attend(torch.autograd.Function):
-    """The formula of `attend` for eager calls: the same kernels, without what torch.library does around a formula."""
+    """The formula of `attend` for eager calls: the same kernels, without what torch.library does around a formula.
+
+    The statistics are a result only where they were asked for: autograd takes its time for each.
+    """
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *inputs: Any) -> Tensor | tuple[Tensor, Tensor]:
         _save(ctx, inputs, None)
-        ctx.set_materialize_grads(False)  # the statistics rarely have a gradient
-        out: tuple[Tensor, Tensor] = attend_forward(*inputs)
-        return out
+        out: Tensor
+        out, statistics = attend_forward(*inputs)
+        if not ctx.rows:
+            return out
+        ctx.set_materialize_grads(False)  # either of them may have no gradient
+        return out, statistics
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, grad_statistics: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None, grad_statistics: Tensor | None = None) -> tuple[Tensor | None, ...]:
         if grad is None:
             query, value = ctx.saved_tensors[0], ctx.saved_tensors[2]
             grad = query.new_zeros(*query.shape[:3], value.shape[3])
         # With create_graph=True the gradient needs a formula, too: the one that refuses.
         operator = torch.ops.nomax.attend_backward if torch.is_grad_enabled() else attend_gradients
         return _gradients(ctx, operator, grad, grad_statistics)
+
+
+def _attend_eagerly(*inputs: Any) -> Any:
+    """Return what `attend` returns; without rows the statistics are None."""
+    results = _Attend.apply(*inputs)
+    return results if inputs[-1] else (results, None)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
