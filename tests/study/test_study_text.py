@@ -69,18 +69,18 @@ def test_every_kind_has_as_many_trials_all_judged_on_the_validation_split() -> N
     assert {(row.split, row.trial, row.steps) for row in rows} == {("valid", True, day.trial_steps)}
     assert not {row.seed for row in rows} & set(SEEDS)
     assert {(row.lr, row.warmup) for row in rows} == {
-        (rate, warmup) for rate in (1e-3, 2e-3, 4e-3) for warmup in (200, 200)
+        (rate, warmup) for rate in (2e-3, 4e-3, 8e-3) for warmup in (75, 300)
     }
     assert {row.penalty for row in rows if row.attention == "softmax"} == {0.0}
     assert {row.penalty for row in rows if row.attention == "ReLUFormer"} == {0.03, 0.1}
     best = study.load("text-rate").best_trials(rows)
-    assert {kind: row.lr for kind, row in best.items()} == dict.fromkeys(best, 1e-3)
+    assert {kind: row.lr for kind, row in best.items()} == dict.fromkeys(best, 2e-3)
     assert outcomes("text-rate", rows) == {}
-    assert "softmax: 0.001" in figures("text-rate", rows)["text-rate"].caption
+    assert "softmax: 0.002" in figures("text-rate", rows)["text-rate"].caption
 
 
 def test_a_kind_is_trained_with_what_was_chosen_for_it() -> None:
-    chosen = replace(HOUR, chosen=(("ReLUFormer", Settings(5e-3, 100, 0.5)),))
+    chosen = replace(HOUR, chosen=(("ReLUFormer", Settings(5e-3, 0.0625, 0.5)),))
     ours, softmax = chosen.reluformer().config, chosen.run("softmax").config
     assert (ours.lr, ours.warmup, ours.normalisation_penalty, ours.entropy_penalty) == (5e-3, 100, 0.5, 0.5)
     assert (softmax.lr, softmax.warmup) == (HOUR.lr, HOUR.warmup)

@@ -31,7 +31,8 @@ class Settings:
     """What is chosen by trials for each kind of attention. All kinds get as many trials."""
 
     lr: float
-    warmup: int
+    warmup: float
+    """Share of the steps."""
     penalty: float = PENALTY
     """The weight of each of ReLUFormer's losses; of no effect on other kinds."""
 
@@ -78,7 +79,7 @@ class TextSetup:
     warmup: int = 60
     chosen: tuple[tuple[str, Settings], ...] = ()
     """What the study text-rate chose for a kind of attention on the validation split, where it is not the above."""
-    trials: tuple[Settings, ...] = (Settings(2e-3, 60), Settings(4e-3, 60), Settings(8e-3, 60))
+    trials: tuple[Settings, ...] = (Settings(2e-3, 0.04), Settings(4e-3, 0.04), Settings(8e-3, 0.04))
     """What it tries with every kind."""
     trial_steps: int = 0
     """Steps of a trial; 0: as many as a run has."""
@@ -166,7 +167,7 @@ class TextSetup:
             config = replace(
                 config,
                 lr=settings.lr,
-                warmup=min(settings.warmup, steps // 5),
+                warmup=round(settings.warmup * steps),
                 normalisation_penalty=settings.penalty * losses[0],
                 entropy_penalty=settings.penalty * losses[1],
             )
@@ -209,18 +210,19 @@ SETUPS = {
             slots=(64, 512, 4096),
             base_slots=512,
             lengths=(128, 256, 512, 1024),
-            steps=4000,
+            steps=6000,
             batch_size=2048,
             document_passes=2,
-            lr=2e-3,
-            reluformer_lr=2e-3,
+            lr=4e-3,
+            reluformer_lr=4e-3,
             warmup=400,
             # A kind without losses of its own has its warm-up tried where ReLUFormer has their weight, too.
             trials=tuple(
-                Settings(rate, *others) for others in ((400, 0.03), (1200, 0.1)) for rate in (2e-3, 4e-3, 1e-3)
+                Settings(rate, *others) for others in ((0.05, 0.03), (0.2, 0.1)) for rate in (4e-3, 2e-3, 8e-3)
             ),
-            trial_steps=1000,
+            trial_steps=1500,
             dropout=0.1,
+            precision="bf16",
             test_pairs=600,
         ),
         TextSetup(
@@ -236,7 +238,7 @@ SETUPS = {
             activations=("relu",),
             alphas=(0.0, 1.0),
             seeds=(0, 1),
-            trials=(Settings(1e-3, 1), Settings(2e-3, 1)),
+            trials=(Settings(1e-3, 0.25), Settings(2e-3, 0.25)),
             steps=4,
             batch_size=256,
             warmup=1,
