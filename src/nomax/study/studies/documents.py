@@ -34,6 +34,7 @@ from nomax.study.studies.text_common import (
     measurement,
     nats,
     spread,
+    translates,
     turned,
 )
 from nomax.study.text_setup import TextSetup
@@ -170,5 +171,5 @@ def _if_translated(
     remedy = "Train longer, until models of long documents use their sources."
     sentence += f", undecided unless both costs of another source are above {MARGIN:g}."
     numbers = {**numbers, "use of the source": {OURS: ours, SOFTMAX: softmax}}
-    premises = [Premise(said, reads, remedy), *premises]
+    premises = [translates(rows, lambda row: row.tokens), Premise(said, reads, remedy), *premises]
     return judged(claim, outcome, sentence, rows, setup, numbers, premises, noise)
