@@ -119,11 +119,12 @@ def attend_plainly(query: Tensor, key: Tensor, value: Tensor, phi: str | Phi) ->
         if code is None or not (shape[1] == key_shape[1] and shape[3] and key_shape[2]):
             return None
         differentiable = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-        operator = _attend_eagerly if differentiable else attend_forward
-        out: Tensor = operator(
-            query, key, value, None, None, None, None, None, None,
-            code, shape[3] ** -0.5, gain, shift, None, 0.0, False,
-        )[0]  # fmt: skip
+        settings = (code, shape[3] ** -0.5, gain, shift, None, 0.0)
+        out: Tensor
+        if differentiable:
+            out = _AttendPlainly.apply(query, key, value, settings)
+        else:
+            out, _ = attend_forward(query, key, value, *NO_TENSORS, *settings, False)
         return out
     except (RuntimeError, ValueError):
         return None  # the general way finds out what is wrong, and says it in words
@@ -260,6 +261,7 @@ class Arguments(NamedTuple):
 
 TENSORS = Arguments._fields.index("activation")  # as many of them are tensors
 MASK = Arguments._fields.index("mask")
+NO_TENSORS = (None,) * (TENSORS - MASK)  # neither mask nor whatever else only some calls have
 WITHOUT_GRADIENT = (None,) * (len(Arguments._fields) - MASK - 1)
 
 
@@ -323,6 +325,23 @@ class _Attend(torch.autograd.Function):
         # With create_graph=True the gradient needs a formula, too: the one that refuses.
         operator = torch.ops.nomax.attend_backward if torch.is_grad_enabled() else attend_gradients
         return _gradients(ctx, operator, grad, grad_statistics)
+
+
+class _AttendPlainly(torch.autograd.Function):
+    """The same for the plainest call: autograd asks about each input, and here are four."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, settings: tuple[Any, ...]) -> Tensor:
+        ctx.save_for_backward(query, key, value)
+        ctx.settings = settings
+        out: Tensor = attend_forward(query, key, value, *NO_TENSORS, *settings, False)[0]
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        operator = torch.ops.nomax.attend_backward if torch.is_grad_enabled() else attend_gradients
+        query, key, value, _ = operator(grad, None, *ctx.saved_tensors, *NO_TENSORS, *ctx.settings, False)
+        return query, key, value, None
 
 
 def _attend_eagerly(*inputs: Any) -> Any:
