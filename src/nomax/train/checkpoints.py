@@ -1,4 +1,4 @@
-"""Checkpoints: step-00001000.pt with its SHA-256 beside it. A damaged one is named, and the one before it serves."""
+"""Checkpoints: step-00001000.pt with its SHA-256 beside it. A damaged one is reported, and the one before it used."""
 
 import hashlib
 import os
@@ -20,7 +20,7 @@ _FIELDS = {"step": int, "units": int, "seconds": float, "config": str, "model": 
 
 
 class _Hashing:
-    """A file that hashes what is written to it. An error waits until torch.save is done, which does not survive one."""
+    """A file that hashes what is written to it. It holds errors back until torch.save, which cannot take any, ends."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.sha256 = file, hashlib.sha256()
@@ -44,7 +44,7 @@ class _Hashing:
 
 
 def save(folder: Path, step: int, state: Mapping[str, Any], keep: int) -> Path:
-    """Write a checkpoint, then remove all but the newest `keep`. On an error the older ones are as they were."""
+    """Write a checkpoint, then remove all but the newest `keep`. On an error the older ones stay as they were."""
     path = folder / name(step)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def name(step: int) -> str:
 
 
 def newest(folder: Path) -> dict[str, Any] | None:
-    """Load the newest checkpoint that is whole, naming on stderr each one that is not. None: there is no checkpoint."""
+    """Load the newest intact checkpoint, naming damaged ones on stderr. Return None if there is no checkpoint."""
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; it must be the folder of a run's checkpoints. Move it away.")
     paths = _all(folder)
@@ -99,7 +99,7 @@ def newest(folder: Path) -> dict[str, Any] | None:
 
 
 def tidy(folder: Path, step: int) -> None:
-    """Move later checkpoints, which are damaged, aside before a run goes on from a step."""
+    """Move later checkpoints, which are damaged, aside before a run resumes from a step."""
     for path in _all(folder):
         if _step(path) > step:
             for each in (path, _hash_file(path)):
@@ -121,7 +121,7 @@ def _trouble(path: Path) -> str | None:
 
 
 def _oddity(state: Any, step: int) -> str | None:
-    """Say what a checkpoint lacks that is as it was written, if anything: then something else wrote it."""
+    """Return what an undamaged checkpoint lacks, in words, if anything: then something else wrote it."""
     if not isinstance(state, dict):
         return f"it holds a {type(state).__name__}, not the state of a run"
     for field, kind in _FIELDS.items():
@@ -138,7 +138,7 @@ def _step(path: Path) -> int:
 
 
 def _free(path: Path) -> Path:
-    """Return the path itself, or one like it where nothing is yet."""
+    """Return the path itself, or a similar one that does not exist yet."""
     names = (path.with_name(f"{path.name}{number or ''}") for number in count())
     return next(name for name in names if not os.path.lexists(name))
 

@@ -1,4 +1,4 @@
-"""What the commands of `nomax train` share: options made from configs, and one φ after the other or side by side."""
+"""Shared parts of the `nomax train` commands: options generated from configs, and training several φ."""
 
 import ast
 import inspect
@@ -29,24 +29,24 @@ Recipe = TypeVar("Recipe")
 
 @dataclass(frozen=True)
 class Command:
-    """The first options of every command: about the command itself, and not about the run."""
+    """The first options of every command, about the command itself rather than the run."""
 
     phi: tuple[str, ...] = ("relu/L",)
-    """How scores become weights: "relu/L", "softmax", … Several train one after the other and are compared."""
+    """Map from scores to weights: "relu/L", "softmax", … Several train one after the other and are compared."""
     out: Path | None = None
-    """Folder of the run; if not given, one below runs/ with the data, recipe, model and φ in its name."""
+    """Run folder; defaults to one below runs/ with the data, recipe, model and φ in its name."""
 
 
 @dataclass(frozen=True)
 class Manner:
-    """The last options of every command: its manner of working."""
+    """The last options of every command, about how it works."""
 
     tensorboard: bool = True
     """Write TensorBoard files too, if it is installed."""
     parallel: bool = False
-    """Train several φ at the same time, each in a process with one thread: faster than one after the other."""
+    """Train several φ at the same time, each in a single-threaded process: faster than one after the other."""
     smoke: bool = False
-    """Shrink everything to seconds: shows only that it works."""
+    """Shrink everything to seconds, only to check that it works."""
 
 
 def options(
@@ -58,8 +58,8 @@ def options(
 ) -> Any:
     """Return the command's dataclass with an option for each field of a config that has a help text.
 
-    Some fields of the config's model are added, of which names and texts are given. Each option is None unless it is
-    given, so that what a recipe says can depend on φ and on the data. (A config cannot be parsed as a whole: a model's
+    Some fields of the config's model are added, given by name with their help texts. Each option defaults to None, so
+    that a recipe's values can depend on φ and on the data. (A config cannot be parsed as a whole: a model's config
     checks itself, and its values fit each other only once φ and the images are known.)
     """
     from tyro.conf import arg
@@ -76,7 +76,7 @@ def options(
 
 
 def given(options: Any) -> dict[str, Any]:
-    """Return the options that are given, by name."""
+    """Return the options that were given, by name."""
     values = {name: value for name, value in vars(options).items() if value is not None}
     if "steps" in values and "epochs" in values:
         raise ValueError("--steps and --epochs say the same thing: give one of them.")
@@ -86,10 +86,10 @@ def given(options: Any) -> dict[str, Any]:
 
 
 def run(options: Any, title: str, make_jobs: Callable[[str], Sequence[Job]]) -> int:
-    """Train what the options ask for. Exit codes: 0 finished, 1 failed, 2 wrong options, 130 and 143 stopped.
+    """Train as the options say. Exit codes: 0 finished, 1 failed, 2 wrong options, 130 and 143 stopped.
 
-    make_jobs: returns the runs of the command, spelled as it is handed over; an error says what is wrong with the
-    options before anything runs.
+    make_jobs: returns the runs, given the command line as text; raises an error about the options before anything
+    runs.
     """
     console, device = Console(), options.device or "auto"
     try:
@@ -115,7 +115,7 @@ def run(options: Any, title: str, make_jobs: Callable[[str], Sequence[Job]]) -> 
 
 
 def places(options: Any, named: Path, name: Callable[[str], str] = str) -> list[tuple[str, Path]]:
-    """List each φ, and the folder of its run: --out itself for a single one, else one below it, or below `named`."""
+    """List each φ with its run folder: --out itself for a single φ, otherwise a folder below it or below `named`."""
     phis = parse_phis(options.phi)
     if options.parallel and "RANK" in os.environ:
         raise ValueError("--parallel and torchrun do not go together: leave out one of them.")
@@ -125,7 +125,7 @@ def places(options: Any, named: Path, name: Callable[[str], str] = str) -> list[
 
 
 def parse_phis(phis: Sequence[str]) -> list[str]:
-    """Return each φ in its normal spelling; the same one twice is a slip."""
+    """Return each φ in its canonical spelling; raise an error if one occurs twice."""
     if not phis:
         raise ValueError("--phi needs at least one φ, such as relu/L.")
     normal = [str(Phi.parse(NAMED.get(phi.casefold(), phi))) for phi in phis]
@@ -135,7 +135,7 @@ def parse_phis(phis: Sequence[str]) -> list[str]:
 
 
 def named_recipe(arguments: Sequence[str], recipes: Mapping[str, Recipe]) -> Recipe:
-    """Return the recipe that a command line names, whatever else is on it; the first one if it names none."""
+    """Return the recipe that a command line names, ignoring the rest of it; the first recipe if it names none."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--recipe", nargs="?")
     name = parser.parse_known_args(arguments)[0].recipe
@@ -143,7 +143,7 @@ def named_recipe(arguments: Sequence[str], recipes: Mapping[str, Recipe]) -> Rec
 
 
 def with_defaults(options: Any, config: Any, **others: object) -> Any:
-    """Return the options with a recipe's values where they are None, for --help to show."""
+    """Fill options that are None with a recipe's values, for --help to show."""
     known = {**vars(config.model), **vars(config), **others}
     known = {name: value for name, value in known.items() if isinstance(value, bool | int | float | str)}
     for name in ("steps", "epochs"):
@@ -170,7 +170,7 @@ def spelled(options: Any, title: str) -> str:
 
 
 def _help_texts(config: type) -> dict[str, str]:
-    """Return the texts below the fields of a dataclass and of those it extends."""
+    """Return the texts below the fields of a dataclass and of its base classes."""
     texts: dict[str, str] = {}
     for kind in filter(is_dataclass, reversed(config.__mro__)):
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body

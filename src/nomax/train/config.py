@@ -1,4 +1,4 @@
-"""Settings of the training loop, whatever it trains; config.json in the run folder holds them."""
+"""Settings of the training loop, for any task; config.json in the run folder holds them."""
 
 import dataclasses
 import hashlib
@@ -15,7 +15,7 @@ WARMUP = 5  # by itself a warm-up takes at most one in so many steps; no recipe'
 
 @dataclass(frozen=True)
 class LoopConfig:
-    """Settings of the training loop, whatever it trains. The texts below the fields are the help of the commands."""
+    """Settings of the training loop, for any task. The texts below the fields are the help of the commands."""
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = FORBID
 
@@ -32,49 +32,49 @@ class LoopConfig:
     steps: int = 0
     """Number of steps, instead of epochs."""
     epochs: float = 0.0
-    """How often each example is seen, instead of steps."""
+    """Number of passes over the data, instead of steps."""
     batch_size: int = 4096
-    """Units per step, over all ranks and accumulated parts: images, or tokens on a side, padding included."""
+    """Units per step, over all ranks and accumulated parts: images, or tokens per side, including padding."""
     lr: float = 1e-3
-    """Largest learning rate."""
+    """Peak learning rate."""
     warmup: int = 10_000
-    """Steps of linear warm-up; if not given, at most a fifth of the steps."""
+    """Steps of linear warm-up; by default, at most a fifth of the steps."""
     weight_decay: float = 0.1
-    """AdamW's, of kernels (matrices) only."""
+    """AdamW's weight decay, applied to kernels (matrices) only."""
     beta1: float = 0.9
-    """Adam's decay of the mean of gradients."""
+    """Adam's decay rate for the mean of the gradients."""
     beta2: float = 0.999
-    """Adam's decay of the mean of their squares."""
+    """Adam's decay rate for the mean of the squared gradients."""
     eps: float = 1e-8
     """Adam's ε."""
     clip: float = 1.0
-    """Largest norm of the gradient; 0 never clips."""
+    """Clip the gradient to this norm; 0 never clips."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16: autocast, with float32 weights."""
     ema: float = 0.0
-    """Keep an exponential moving average of the weights with this decay, evaluate and save it; 0 does not."""
+    """Keep an exponential moving average of the weights with this decay, and evaluate and save it; 0 turns it off."""
     seed: int = 0
-    """Of the first weights, the order of the examples, augmentation and dropout."""
+    """Seed of the initial weights, the order of the examples, augmentation and dropout."""
     log_every: int = 1
     """Steps between lines of metrics.jsonl."""
     evaluate_every: int = 0
-    """Steps between evaluations on the test split (of text, the validation split); 0 evaluates at the end only."""
+    """Steps between evaluations on the test split (for text, the validation split); 0 evaluates only at the end."""
     checkpoint_every: int = 1000
-    """Steps between checkpoints. May change when a run goes on."""
+    """Steps between checkpoints. Can change on resume."""
     keep: int = 3
-    """How many checkpoints to keep. May change when a run goes on."""
+    """Number of checkpoints to keep. Can change on resume."""
     accumulate: int = 1
-    """Compute each batch in so many parts, to save memory. May change when a run goes on."""
+    """Compute each batch in this many parts, to save memory. Can change on resume."""
     compile: bool = False
-    """torch.compile the model. May change when a run goes on."""
+    """torch.compile the model. Can change on resume."""
     distribute: Literal["ddp", "fsdp"] = "ddp"
-    """Under torchrun: every rank holds the model, or a share of it. May change when a run goes on."""
+    """Under torchrun, every rank holds the whole model (ddp) or a shard of it (fsdp). Can change on resume."""
     device: str = "auto"
-    """cpu, cuda, or whichever there is. May change when a run goes on."""
+    """cpu, cuda, or auto to use a GPU if there is one. Can change on resume."""
     threads: int = 0
-    """CPU threads; 0 is torch's own choice. May change when a run goes on."""
+    """CPU threads; 0 lets torch choose. Can change on resume."""
     schedule: Literal["cosine", "inverse-sqrt"] = "cosine"
-    """How the learning rate falls after the warm-up: to 0 at the last step, or as 1/√step."""
+    """Decay of the learning rate after the warm-up: to 0 at the last step, or as 1/√step."""
 
     def check(self) -> None:
         """Raise a ValueError that names the field, unless these values make sense together."""
@@ -100,10 +100,10 @@ Config = TypeVar("Config", bound=LoopConfig)
 
 
 def settle(config: Config, steps_per_epoch: Callable[[], float], given: Collection[str] = ()) -> Config:
-    """Return the config with its length settled, and checked: a run can start with it.
+    """Return the config with its number of steps settled, and checked: a run can start with it.
 
-    Steps among the `given` names go before epochs, which become steps otherwise; a warm-up that is not among them is
-    cut to a fifth of the steps.
+    If steps are among the `given` names they win over epochs; otherwise epochs become steps. A warm-up that is not
+    among them is cut to a fifth of the steps.
     """
     if "steps" in given:
         config = dataclasses.replace(config, epochs=0.0)
@@ -116,12 +116,12 @@ def settle(config: Config, steps_per_epoch: Callable[[], float], given: Collecti
 
 
 def count_steps(epochs: float, steps_per_epoch: float) -> int:
-    """Return the number of steps of so many epochs, rounded as big_vision rounds it."""
+    """Return the number of steps in some epochs, rounded as in big_vision."""
     return max(1, round(epochs * steps_per_epoch))
 
 
 def shorten_warmup(config: Config) -> Config:
-    """Return the config with its warm-up, or a shorter one where there are few steps."""
+    """Return the config with its warm-up, shortened if there are few steps."""
     return dataclasses.replace(config, warmup=min(config.warmup, config.steps // WARMUP))
 
 
@@ -148,7 +148,7 @@ def read(path: Path, kind: type[Config]) -> Config:
 
 
 def differences(old: LoopConfig, new: LoopConfig) -> list[str]:
-    """List, in words, the fields that differ and would make another run of it."""
+    """List, in words, the fields that differ and would make it a different run."""
     before, after = _flat(dataclasses.asdict(old)), _flat(dataclasses.asdict(new))
     names = [name for name in [*before, *(after.keys() - before.keys())] if name.split(".")[0] not in old.MACHINE]
     missing = "nothing"
@@ -160,9 +160,9 @@ def differences(old: LoopConfig, new: LoopConfig) -> list[str]:
 
 
 def digest(folder: Path, config: LoopConfig) -> str:
-    """Return a hash of what makes this run the run it is, as its folder has it.
+    """Return a hash of the run's identity, as config.json in its folder holds it.
 
-    The file counts, not the config made from it: a later version may know more fields, with defaults.
+    The file counts, not the config parsed from it: a later version may know more fields, with defaults.
     """
     path = folder / "config.json"
     plain = json.loads(path.read_text() if path.exists() else to_json(config))

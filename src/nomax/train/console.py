@@ -1,4 +1,4 @@
-"""A run and its user: how φ are named, a bar in a terminal or a line now and then elsewhere, and stopping politely."""
+"""Talk to the user of a run: names of φ, a progress bar in a terminal or occasional lines elsewhere, clean stops."""
 
 import math
 import os
@@ -27,7 +27,7 @@ WINDOW = 30.0  # seconds over which the speed is taken
 
 
 def display_name(phi: str) -> str:
-    """Return a φ as people call it: its name, if it has one, or else as it is written."""
+    """Return the name by which people know a φ, or its notation if it has none."""
     return {written: name for name, written in NAMED.items()}.get(phi, phi)
 
 
@@ -94,7 +94,7 @@ class Bar:
 
 
 def summarise(line: Mapping[str, float]) -> str:
-    """Return the loss and the accuracy of a line of the metrics, and of text its perplexity."""
+    """Return the loss and accuracy of a line of the metrics and, for text, its perplexity."""
     pieces = [f"loss {line['loss']:.4f}"] if "loss" in line else []
     pieces += [f"perplexity {perplexity(line['nll']):.4g}"] if "nll" in line else []
     pieces += [f"accuracy {line['accuracy']:.1%}"] if "accuracy" in line else []
@@ -102,12 +102,12 @@ def summarise(line: Mapping[str, float]) -> str:
 
 
 def perplexity(nll: float) -> float:
-    """Return exp of the mean negative log-likelihood of a token; infinite where that is too large for a number."""
+    """Return exp of the mean negative log-likelihood of a token; infinity if that overflows."""
     return math.exp(nll) if nll < 700 else math.inf
 
 
 def peak_memory() -> int:
-    """Return the most memory in bytes that this process has held: of the GPU where it uses one, else of the machine."""
+    """Return this process's peak memory in bytes: GPU memory if it uses one, otherwise main memory."""
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return torch.cuda.max_memory_allocated()
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -115,7 +115,7 @@ def peak_memory() -> int:
 
 
 class Stop:
-    """Notice that someone asks this process to stop: by a signal, or by the death of the process it works for.
+    """Notice requests to stop: a signal, or the death of the process that this one works for.
 
     Ctrl-C and SIGTERM let the step end and a checkpoint be written.
     """
@@ -139,12 +139,12 @@ class Stop:
 
     @property
     def asked(self) -> bool:
-        """Say whether to stop after this step."""
+        """Return whether to stop after this step."""
         return self.exit_code != 0
 
     @property
     def exit_code(self) -> int:
-        """Return 130 after Ctrl-C, 143 after SIGTERM, as a shell reports them; 0 if nobody asked."""
+        """Return 130 after Ctrl-C, 143 after SIGTERM, as a shell reports them; 0 if nobody asked to stop."""
         if self._signal:
             return 128 + self._signal
         return 128 + signal.SIGTERM if self._parent not in (None, os.getppid()) else 0

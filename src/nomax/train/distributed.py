@@ -1,4 +1,4 @@
-"""One process or many: who we are under torchrun, and how a model is spread over the ranks."""
+"""One process or many: find our rank under torchrun, and spread a model over the ranks."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ class World:
 
     @property
     def leads(self) -> bool:
-        """Say whether this is the process that writes files and talks."""
+        """Return whether this process is the one that writes files and prints."""
         return self.rank == 0
 
     def sum(self, values: Mapping[str, float | Tensor]) -> dict[str, float]:
@@ -35,7 +35,7 @@ class World:
         return dict(zip(values, total.tolist(), strict=True))
 
     def from_leader(self, value: Any) -> Any:
-        """Return, on every rank, what the leading rank has here."""
+        """Return the leading rank's value on every rank."""
         if self.size == 1:
             return value
         box = [value]
@@ -43,7 +43,7 @@ class World:
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """Return, on every rank, what each rank has here, in the order of the ranks."""
+        """Return the values of all ranks on every rank, in the order of the ranks."""
         if self.size == 1:
             return [value]
         box: list[Any] = [None] * self.size
@@ -52,12 +52,12 @@ class World:
 
 
 def resolve_device(device: str) -> str:
-    """Return the device itself, or for "auto" a GPU where there is one."""
+    """Return the device itself, or for "auto" a GPU if there is one."""
     return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
 
 
 def check_device(device: str, here: bool = True) -> None:
-    """Raise a ValueError unless torch knows such a device and, if it is to be here, can make a tensor there."""
+    """Raise a ValueError unless torch knows the device and, if it should be here, can make a tensor on it."""
     try:
         known = torch.device(resolve_device(device))
         if here:
@@ -69,7 +69,7 @@ def check_device(device: str, here: bool = True) -> None:
 
 @contextmanager
 def world(device: str = "auto") -> Iterator[World]:
-    """Join the processes that torchrun started, if it did; "auto" takes a GPU where there is one."""
+    """Join the processes that torchrun started, if any; "auto" takes a GPU if there is one."""
     kind = resolve_device(device)
     if "RANK" not in os.environ:
         yield World(torch.device(kind))
@@ -100,12 +100,12 @@ def shard(model: nn.Module) -> None:
 
 
 def replicate(model: nn.Module, world: World) -> nn.Module:
-    """Wrap a model that every rank holds as a whole, to be called in training: it averages the gradients."""
+    """Wrap a model that every rank holds in full, so that training averages the gradients."""
     return DistributedDataParallel(model, device_ids=[world.device] if world.device.type == "cuda" else None)
 
 
 def synchronised(model: nn.Module, last: bool) -> AbstractContextManager[None]:
-    """Exchange gradients in the last backward pass of a step only."""
+    """Exchange gradients only in the last backward pass of a step."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(last)
     elif isinstance(model, DistributedDataParallel) and not last:
@@ -114,6 +114,6 @@ def synchronised(model: nn.Module, last: bool) -> AbstractContextManager[None]:
 
 
 def resharded(model: nn.Module) -> None:
-    """Give back the parameters that a forward pass without a backward pass has left whole."""
+    """Reshard the parameters that a forward pass without a backward pass has left gathered."""
     if isinstance(model, FSDPModule):
         model.reshard()

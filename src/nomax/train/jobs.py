@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 
 class RunTask(Task[Batch], Protocol):
-    """A task that `nomax train` has a command for: it also knows how its runs begin, and what to say at their end."""
+    """A task with a `nomax train` command: it also knows how its runs begin, and what to print at their end."""
 
     measured: frozenset[str]
-    """The numbers of result.json that are told."""
+    """The numbers of result.json to print."""
 
     @classmethod
     def open(cls, config: Any, folder: Path, world: World, data: Any = None) -> Self:
-        """Start or go on with the run in a folder, of which the leading rank may write; `data`, if loaded already."""
+        """Start or resume the run in a folder, where the leading rank may write; `data`, if already loaded."""
         ...
 
     @staticmethod
@@ -48,7 +48,7 @@ class RunTask(Task[Batch], Protocol):
 
     @staticmethod
     def result(config: Any, outcome: Outcome) -> dict[str, Any]:
-        """Return what result.json holds."""
+        """Return the contents of result.json."""
         ...
 
     @staticmethod
@@ -67,7 +67,7 @@ class RunTask(Task[Batch], Protocol):
 
     @staticmethod
     def next_steps(config: Any, folders: Sequence[Path]) -> str:
-        """Say what to do next with finished runs."""
+        """Return what to do next with finished runs, in words."""
         ...
 
 
@@ -81,15 +81,15 @@ class Job:
     """As it was typed, for run.json and the card."""
     tensorboard: bool = False
     data: Any = None
-    """What the task learns from, if it is loaded already."""
+    """The training data, if already loaded."""
 
     @property
     def log(self) -> Path:
-        """The file with what a run in a process of its own has to say."""
+        """The file for the output of a run in its own process."""
         return self.folder.with_name(self.folder.name + ".log")
 
     def is_finished(self) -> bool:
-        """Say whether the run has a result; a damaged one, which was told already, counts as none."""
+        """Return whether the run has a result; a damaged one, which was already reported, does not count."""
         try:
             return run_folder.result(self.folder, self.config.task_type().measured) is not None
         except ValueError:
@@ -97,7 +97,7 @@ class Job:
 
 
 def train(job: Job, world: World, stop: Stop, console: Console) -> int:
-    """Train, or go on with it, evaluate, and write the model. Returns 0, or the exit code of having been stopped."""
+    """Train or resume, evaluate, and write the model. Return 0, or the exit code of a stop."""
     config, folder = job.config, job.folder
     kind = config.task_type()
     bar = Bar(display_name(config.model.phi), config.steps, kind.unit, console, world.leads)
@@ -132,7 +132,7 @@ def train(job: Job, world: World, stop: Stop, console: Console) -> int:
 
 
 def exit_code(work: Callable[[], int], command: str) -> int:
-    """Return the exit code of some work of a command; tell on stderr what goes wrong in it, which is 1."""
+    """Do some work of a command and return its exit code: 1 after an error, which is printed to stderr."""
     try:
         return work()
     except NonFiniteError as error:
@@ -150,9 +150,9 @@ def exit_code(work: Callable[[], int], command: str) -> int:
 
 
 def train_in_parallel(jobs: Sequence[Job], stop: Stop, console: Console) -> int:
-    """Train all of them at once, each in a process with one thread, and return the worst exit code.
+    """Train all of them at once, each in a single-threaded process, and return the worst exit code.
 
-    What each has to say goes to FOLDER.log.
+    The output of each goes to FOLDER.log.
     """
     spawn = multiprocessing.get_context("spawn")
     processes: list[BaseProcess] = []
@@ -195,7 +195,7 @@ def compare(folder: Path, jobs: Sequence[Job], console: Console) -> None:
 
 
 def _result(folder: Path, kind: type[RunTask[Any]]) -> dict[str, Any] | ValueError | None:
-    """Return the result, if the run is finished; an error is handed over, so that it can be one on every rank."""
+    """Return the result if the run is finished, or the error, so that it can be raised on every rank."""
     try:
         return run_folder.result(folder, kind.measured)
     except ValueError as error:
@@ -203,7 +203,7 @@ def _result(folder: Path, kind: type[RunTask[Any]]) -> dict[str, Any] | ValueErr
 
 
 def _claim(stack: ExitStack, job: Job, world: World) -> None:
-    """Take the run folder on the leading rank; if that fails, it fails on every rank."""
+    """Claim the run folder on the leading rank; if that fails, fail on every rank."""
     failure: Exception | None = None
     if world.leads:
         try:

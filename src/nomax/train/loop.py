@@ -1,7 +1,7 @@
 """The training loop: any Task, one process or many, resumed exactly where its last checkpoint left it.
 
-Whatever happens at a step is a function of the configuration and the step alone: the batch, the random numbers, the
-learning rate. So a checkpoint holds the weights, Adam's moments and the step, and nothing else needs to be restored.
+Everything at a step is a function of the configuration and the step alone: the batch, the random numbers, the learning
+rate. So a checkpoint holds only the weights, Adam's moments and the step; nothing else needs to be restored.
 """
 
 import copy
@@ -36,18 +36,18 @@ class Task(Protocol[Batch]):
     model: nn.Module
     """The model to train, not yet wrapped, on any device."""
     unit: str
-    """What is counted, in the plural: "images", "tokens"."""
+    """The unit of counting, in the plural: "images", "tokens"."""
 
     def batches(self, start: int, world: World) -> Iterator[Batch]:
         """Yield this rank's part of the batch of step `start`, of the step after it, and so on without end."""
         ...
 
     def size(self, batch: Batch) -> int:
-        """Return how many units a batch holds: the loss is the mean over the units of all ranks."""
+        """Return the number of units in a batch: the loss is the mean over the units of all ranks."""
         ...
 
     def split(self, batch: Batch, parts: int) -> Iterable[Batch]:
-        """Split a batch into at most so many smaller ones, for gradient accumulation."""
+        """Split a batch into at most that many smaller ones, for gradient accumulation."""
         ...
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
@@ -55,28 +55,28 @@ class Task(Protocol[Batch]):
         ...
 
     def evaluation(self, world: World) -> Iterator[Batch]:
-        """Yield this rank's part of the test data, once; as many batches (perhaps empty ones) on every rank."""
+        """Yield this rank's part of the test data, once; every rank has as many batches, some perhaps empty."""
         ...
 
     def observe(self, model: nn.Module, batch: Batch, step: int, folder: Path) -> None:
-        """Record whatever is worth knowing about this step's gradients, before they are clipped and used."""
+        """Record anything of interest about this step's gradients, before they are clipped and used."""
         ...
 
     def describe(self, step: int) -> dict[str, Any]:
-        """Describe the data of this step's batch, as JSON, for the report when something went wrong with it."""
+        """Describe the data of this step's batch, as JSON, for the report if something goes wrong with it."""
         ...
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a call of `train`: how far it came, and what it measured."""
+    """The outcome of a call of `train`: how far it got, and its measurements."""
 
     step: int
     finished: bool
     seconds: float
     evaluation: dict[str, float]
     units: int = 0
-    """Images or tokens that were learned from."""
+    """Images or tokens trained on."""
 
 
 def train(
@@ -91,7 +91,7 @@ def train(
 ) -> tuple[Outcome, nn.Module]:
     """Train from the newest checkpoint in the folder, or from the start, to the last step or until asked to stop.
 
-    Returns how far it came and the model to keep: the average of the weights where the config wants one.
+    Returns how far it got and the model to keep: the averaged weights if the config asks for them.
     """
     keep_freed_memory()
     loop = Loop(task, config, folder, world)
@@ -189,7 +189,7 @@ class Loop(Generic[Batch]):
 
     @torch.no_grad()
     def evaluate(self, stop: Stop) -> dict[str, float] | None:
-        """Return means over the test data, with the weights that will be kept; None if asked to stop meanwhile."""
+        """Return means over the test data, with the weights that will be kept; None if asked to stop in between."""
         sums: dict[str, float | Tensor] = {"size": 0.0}
         self.kept.eval()
         for batch in self.task.evaluation(self.world):
@@ -222,7 +222,7 @@ class Loop(Generic[Batch]):
             checkpoints.save(self.folder / "checkpoints", self.step, state, self.config.keep)
 
     def resume(self) -> None:
-        """Go back to the newest whole checkpoint, if there is one."""
+        """Restore the newest intact checkpoint, if there is one."""
         state: dict[str, Any] | None = None
         facts: dict[str, Any] | ValueError | None = None
         if self.world.leads:
@@ -252,7 +252,7 @@ class Loop(Generic[Batch]):
             states.set_model_state_dict(self.average, state["average"], options=whole)
 
     def _state(self) -> dict[str, Any] | None:
-        """Load the newest whole checkpoint and check that it fits; damaged ones after it step aside."""
+        """Load the newest intact checkpoint and check that it fits; move damaged ones after it aside."""
         folder = self.folder / "checkpoints"
         state = checkpoints.newest(folder)
         if state is None:
@@ -303,7 +303,7 @@ def _seed(seed: int, step: int, rank: int) -> int:
 
 
 def _reseed(seed: int, device: torch.device) -> None:
-    """Do what torch.manual_seed does, which on a CPU also formats a stack trace for every other kind of device."""
+    """Do what torch.manual_seed does, but skip the stack traces that it formats on a CPU for other kinds of device."""
     if device.type == "cpu":
         torch.default_generator.manual_seed(seed)
     else:
@@ -311,9 +311,9 @@ def _reseed(seed: int, device: torch.device) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep the memory that a step frees for the next one: getting it anew takes a tenth of a small step.
+    """Let glibc keep the memory that a step frees for the next one: getting it back takes a tenth of a small step.
 
-    By itself it hands blocks above some megabytes back to the system, which has to clear every page again.
+    By default it returns blocks above some megabytes to the system, which has to zero every page again.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:

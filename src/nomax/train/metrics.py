@@ -1,4 +1,4 @@
-"""metrics.jsonl, the truth about a run: one line of JSON per step and per evaluation. TensorBoard gets a copy."""
+"""metrics.jsonl, the record of a run: one line of JSON per step and per evaluation. TensorBoard gets a copy."""
 
 import json
 import os
@@ -12,12 +12,12 @@ FILE = "metrics.jsonl"
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of a run so far, without one that is just being written."""
+    """Return the lines of a run so far, except one that is just being written."""
     return [line for line, _ in _lines(_content(folder / FILE))]
 
 
 def last(folder: Path) -> dict[str, Any]:
-    """Return the newest step of a run that goes on, without reading all of it; {} if there is none yet."""
+    """Return the newest step of a run in progress, without reading the whole file; {} if there is none yet."""
     try:
         with (folder / FILE).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
@@ -30,11 +30,11 @@ def last(folder: Path) -> dict[str, Any]:
 
 
 class Metrics:
-    """Write the metrics of a run that goes on from a step: lines of later steps are taken back, so none is there twice.
+    """Write the metrics of a run that resumes from a step: lines of later steps are removed, so none appears twice.
 
-    A line is written every `log_every` steps. A file that lacks lines up to this step, which were on the disk before
-    the checkpoint was, is damaged: a ValueError, and it stays as it is. Without a file, or with an empty one, there is
-    nothing more to lose: the run goes on, and that is told on stderr.
+    A line is written every `log_every` steps. A file that lacks lines up to this step, which were on disk before the
+    checkpoint was, is damaged: that is a ValueError, and the file stays as it is. Without a file, or with an empty one,
+    there is nothing more to lose: the run continues, with a note on stderr.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Metrics:
         self._board = _board(folder / "tensorboard", step) if tensorboard else None
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Add a line. It is whole as soon as it is there: a reader may follow the file while the run goes on."""
+        """Add a line in one piece, so that a reader can follow the file while the run goes on."""
         self._file.write(json.dumps(line).encode() + b"\n")
         if "evaluation" in line:
             self.evaluations[line["step"]] = dict(line["evaluation"])
@@ -90,7 +90,7 @@ class Metrics:
 
 
 def _lines(data: bytes) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield each line and where it ends, up to the first that is not whole: a kill may have cut it."""
+    """Yield each line and where it ends, up to the first incomplete one: a kill may have cut it."""
     end = 0
     for raw in data.splitlines(keepends=True):
         end += len(raw)
@@ -104,7 +104,7 @@ def _lines(data: bytes) -> Iterator[tuple[dict[str, Any], int]]:
 
 
 def _is_line(line: Any) -> bool:
-    """Say whether `Metrics.write` wrote this: a step and numbers, or a step and an evaluation that has numbers."""
+    """Return whether `Metrics.write` wrote this: a step and numbers, or a step and an evaluation that has numbers."""
     if not isinstance(line, dict) or type(line.get("step")) is not int or line["step"] < 0:
         return False
     measured = line.get("evaluation", line)

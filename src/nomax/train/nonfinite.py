@@ -1,4 +1,4 @@
-"""Find where a number first stopped being finite: compute the batch once more, with an eye on every layer."""
+"""Find where a number first stopped being finite: recompute the batch while watching every layer."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -17,10 +17,10 @@ class NonFiniteError(ArithmeticError):
 
 
 def locate(model: nn.Module, losses: Callable[[], Iterator[Tensor]]) -> tuple[int, str]:
-    """Compute the losses and their gradients again; say where the first non-finite number is, and how sure that is.
+    """Recompute the losses and their gradients; say where the first non-finite number is, and how certain that is.
 
-    The number in front is smaller the closer the finding is to the cause: of several ranks, the smallest is right. All
-    of it is computed even after something was found, since other ranks may be waiting for their part.
+    The leading number is smaller the closer the finding is to the cause: of several ranks, the smallest is right.
+    Everything is computed even after a finding, since other ranks may be waiting for their part.
     """
     findings: list[tuple[int, str]] = []
     for name, parameter in model.named_parameters():

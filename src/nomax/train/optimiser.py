@@ -1,4 +1,4 @@
-"""AdamW as the paper's runs use it: which parameters decay, how the learning rate moves, how gradients are clipped."""
+"""AdamW as in the paper's runs: weight decay, the learning-rate schedule, gradient clipping."""
 
 import math
 from collections.abc import Iterator
@@ -15,9 +15,9 @@ KERNELS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def schedule(step: int, total: int, warmup: int, kind: str = "cosine") -> float:
-    """Return the share of the learning rate at a step, counted from 0: a linear warm-up, then a cosine that ends at 0.
+    """Return the learning rate at a step, counted from 0, as a share of its peak: linear warm-up, then a cosine to 0.
 
-    As in big_vision, the cosine begins where the warm-up ends, and the first step of all has a learning rate of 0.
+    As in big_vision, the cosine begins where the warm-up ends, and the very first step has a learning rate of 0.
     "inverse-sqrt" falls as 1/√step instead, as in Vaswani et al. (2017), and does not depend on the number of steps.
     """
     rise = min(1.0, step / warmup) if warmup else 1.0
@@ -29,7 +29,7 @@ def schedule(step: int, total: int, warmup: int, kind: str = "cosine") -> float:
 
 
 def kernels(model: nn.Module) -> Iterator[Tensor]:
-    """Yield the weights of linear and convolutional layers, which big_vision calls `.*/kernel$` and lets decay.
+    """Yield the weights of linear and convolutional layers, which big_vision calls `.*/kernel$` and decays.
 
     The keys and values of a memory are such weights, too: those of a feed-forward layer.
     """
@@ -41,11 +41,11 @@ def kernels(model: nn.Module) -> Iterator[Tensor]:
 
 
 def make(model: nn.Module, config: LoopConfig) -> AdamW:
-    """Make an AdamW that decays kernels only: no biases, LayerNorm scales, positions, class tokens or gains.
+    """Make an AdamW that decays only kernels, not biases, LayerNorm scales, positions, class tokens or gains.
 
-    Decay here is multiplied by the learning rate, as AdamW does it. big_vision's is not: its 1e-4 at a learning rate
-    of 1e-3 is 0.1 here, and both follow the same schedule: the update is -schedule·(lr·adam + 1e-4·w) in either. Adam's
-    first moment stays in float32, where big_vision rounds it to bfloat16 to save memory.
+    Decay here is multiplied by the learning rate, as in AdamW. big_vision's is not: its 1e-4 at a learning rate of 1e-3
+    is 0.1 here. Both follow the same schedule: the update is -schedule·(lr·adam + 1e-4·w) in either. Adam's first
+    moment stays in float32, where big_vision rounds it to bfloat16 to save memory.
     """
     decaying = {id(parameter) for parameter in kernels(model)}
     groups: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])

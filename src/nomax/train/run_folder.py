@@ -34,10 +34,10 @@ def check(
     text: Mapping[str, str] | None = None,
     classes: Sequence[str] | None = None,
 ) -> None:
-    """Raise a ValueError unless this config can start or go on in this folder; it lists what differs.
+    """Raise a ValueError that lists the differences unless this config can start or resume in this folder.
 
-    `text` has a SHA-256 of the text of each split, `classes` the names of images' classes. What a run began with is in
-    its run.json; old ones do not have it.
+    `text` has a SHA-256 of the text of each split, `classes` the class names of images. run.json records what a run
+    began with; that of old runs does not.
     """
     path = folder / "config.json"
     if path.is_dir():
@@ -90,7 +90,7 @@ def claimed(folder: Path, config: LoopConfig, command: str = "") -> Iterator[Non
 
 
 def read(folder: Path, kind: type[Config]) -> Config:
-    """Return the config of a run. Its data are where they were, or moved together with the run folder."""
+    """Return the config of a run. Its data is where it was, or has moved together with the run folder."""
     config = configs.read(folder / "config.json", kind)
     places: dict[str, Any] = {
         name: next((known for known in _candidates(place, folder) if _is_there(known)), place)
@@ -100,20 +100,20 @@ def read(folder: Path, kind: type[Config]) -> Config:
 
 
 def note(folder: Path, **facts: Any) -> None:
-    """Write down what a run is trained with, its text or its classes, for `check`, unless that is known."""
+    """Record the text or the classes that a run is trained with, for `check`, unless already recorded."""
     story = _story(folder)
     if not facts.keys() <= story.keys():
         _files.write_json(folder / "run.json", {**story, **facts})
 
 
 def classes(folder: Path) -> tuple[str, ...] | None:
-    """Return the names of the classes that a run of images learns; old ones do not say them."""
+    """Return the class names of an image run; old runs do not record them."""
     names = _story(folder).get("classes")
     return None if names is None else tuple(names)
 
 
 def result(folder: Path, measured: Collection[str] = ()) -> dict[str, Any] | None:
-    """Return what came out, if the run is finished; a ValueError unless it is whole, with all that was measured."""
+    """Return the result if the run is finished; raise a ValueError if it is damaged or lacks a measurement."""
     path = folder / "result.json"
     advice = "Remove it and give the same command again: it is made again from the newest checkpoint."
     try:
@@ -129,7 +129,7 @@ def result(folder: Path, measured: Collection[str] = ()) -> dict[str, Any] | Non
 
 
 def write_results(path: Path, content: Any) -> None:
-    """Write result.json, or several results; a perplexity may be infinite, which is written as Python spells it."""
+    """Write result.json, or several results; an infinite perplexity is written as Python spells it."""
     _files.write(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -140,7 +140,7 @@ def facts(command: str) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Return the software, with the git revision if this is a checkout ("+" = with changes that are not committed)."""
+    """Return the software versions, with the git revision in a checkout ("+" = with uncommitted changes)."""
     return {
         "nomax": nomax.__version__,
         "revision": _revision(),
@@ -161,7 +161,7 @@ def machine() -> dict[str, Any]:
 
 
 def cpu_flags() -> list[str]:
-    """Return the extensions of its instruction set that the processor names."""
+    """Return the instruction-set extensions that the processor reports."""
     processor = _processor()
     return (processor.get("flags") or processor.get("Features") or "").split()
 
@@ -179,7 +179,7 @@ def _write_down(folder: Path, config: LoopConfig, command: str) -> None:
 
 
 def _story(folder: Path) -> dict[str, Any]:
-    """Return what run.json holds."""
+    """Return the contents of run.json."""
     path = folder / "run.json"
     advice = "It only tells how the run began: move it away, and the run goes on."
     try:
@@ -215,7 +215,7 @@ def _located(config: LoopConfig) -> dict[str, Any]:
 
 
 def _candidates(place: str, folder: Path) -> list[str]:
-    """List where the data of a run may be: where they were, or, seen from the run folder, where they were then."""
+    """List where the data of a run may be: at its old path, or at its old position relative to the run folder."""
     there, then = located(place), _story(folder).get("folder")
     if not isinstance(then, str) or not os.path.isabs(place):
         return [there]
@@ -224,20 +224,20 @@ def _candidates(place: str, folder: Path) -> list[str]:
 
 
 def _is_there(place: str) -> bool:
-    """Say whether these are names, or paths that exist; of shards, "a-{000..123}.tar", their folder."""
+    """Return whether these are names, or paths that exist; for shards, "a-{000..123}.tar", their folder counts."""
     paths = _paths(place)
     return all(os.path.exists(os.path.dirname(path) if "{" in path else path) for path in paths if os.path.isabs(path))
 
 
 def _paths(place: str) -> list[str]:
-    """Split "FILE,FILE" where both are absolute paths, be they there or not; return other paths and names alone."""
+    """Split "FILE,FILE" if both are absolute paths, existing or not; return other paths and names as they are."""
     pairs = [(place[:comma], place[comma + 1 :]) for comma, letter in enumerate(place) if letter == ","]
     pair = next((pair for pair in pairs if all(map(os.path.isabs, pair))), None)
     return [place] if pair is None or os.path.exists(place) else list(pair)
 
 
 def _spelled_as(old: Config, new: Config, folder: Path) -> Config:
-    """Return the old config; where its data are at the same place as the new one's, with the new spelling."""
+    """Return the old config, with the new spelling of the data if both name the same location."""
     before, after = _places(old), _places(new)
     same = {
         name: place

@@ -1,1 +1,1 @@
-"""Runs of text: a ReLUFormer learns to translate, or to continue texts."""
+"""Text runs: train a ReLUFormer to translate, or to continue texts."""

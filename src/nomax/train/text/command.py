@@ -1,4 +1,4 @@
-"""What `nomax train translate` and `nomax train language` share: their options, and the configs made of them."""
+"""Shared parts of `nomax train translate` and `nomax train language`: options, and configs made from them."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -16,19 +16,19 @@ from nomax.train.text.data import Corpora
 
 MODEL = {
     "dim": "Width of the model.",
-    "heads": "Attention heads of a layer.",
+    "heads": "Attention heads per layer.",
     "encoder_layers": "Layers of the encoder.",
     "decoder_layers": "Layers of the decoder.",
     "slots": "Slots of each feed-forward layer, which is a memory.",
     "gamma": "γ, by which relu/√L is divided, or where it starts if learned: with √(n/π) rows of a new model over n "
     "keys sum to about 1. Of other φ, 1.",
     "memory_phi": "φ of the feed-forward layers: relu, softmax, …",
-    "memory_norm": "LayerNorm of what a feed-forward layer finds.",
+    "memory_norm": "Apply LayerNorm to the output of each feed-forward layer.",
     "joined_norm": "ReLA's gated RMSNorm of the joined heads; with --phi relu, this is ReLA.",
-    "norm": "LayerNorm of what a part reads, or of the sum to which it is added.",
-    "positions": "How the model knows where a token is.",
-    "max_length": "Longest segment in tokens, where --documents does not say it; longer ones are cut into parts.",
-    "dropout": "Of the embedded tokens and of what each part adds.",
+    "norm": "Apply LayerNorm to the input of each sublayer (pre), or to the residual sum after it (post).",
+    "positions": "Position encoding.",
+    "max_length": "Longest segment in tokens, unless --documents sets it; longer ones are cut into parts.",
+    "dropout": "Dropout of the embedded tokens and of each sublayer's output.",
 }
 SMOKE: dict[str, Any] = {
     "steps": 6,
@@ -47,27 +47,26 @@ class TrainText(cli.Command):
     """Options of both commands beyond their config."""
 
     phi: tuple[str, ...] = ("reluformer",)
-    """How scores become weights: reluformer (√2·relu/√L), softmax, relu/L, relu, sparsemax, entmax15, … Several train
+    """Map from scores to weights: reluformer (√2·relu/√L), softmax, relu/L, relu, sparsemax, entmax15, … Several train
     one after the other and are compared."""
     data: str = "bible-en-es"
     """A name (`nomax data list`), a folder with train, valid and test files, JSONL documents, or texts as FILE,FILE."""
     recipe: Literal["small", "iwslt"] = "small"
-    """small: an hour of one CPU core. iwslt: the usual recipe for IWSLT14, not the paper's, for a GPU. The defaults of
-    the other options are the recipe's: --recipe iwslt --help shows those of iwslt."""
+    """small: an hour on one CPU core. iwslt: the usual recipe for IWSLT14, not the paper's, for a GPU. The recipe sets
+    the defaults of the other options: --recipe iwslt --help shows those of iwslt."""
     documents: int | None = None
-    """Learn from documents cut and joined to so many tokens, such as 128 to 4,096, or, with 0, from single segments."""
+    """Train on documents cut and joined to this many tokens, such as 128 to 4,096, or, with 0, on single segments."""
     vocabulary: int | None = None
     """Pieces of the vocabulary, learned from the training split."""
     penalty: float | None = None
-    """Weight of ReLUFormer's two penalties in the loss; 0.03 for relu/√L and 0 for other φ, if not given. The paper's
-    value is not known: a number to tune."""
+    """Weight of ReLUFormer's two penalties in the loss; by default 0.03 for relu/√L and 0 for other φ. The paper's
+    value is unknown: a number to tune."""
     learned_gain: Literal["layer", "head", "none"] | None = None
-    """Learn φ's gain (√2/γ), one for each layer or head; per head for relu/√L and not at all for other φ, if not
-    given."""
+    """Learn φ's gain (√2/γ), one per layer or head; by default per head for relu/√L and not at all for other φ."""
 
 
 def options(command: type[TrainText], without: Collection[str] = ()) -> Any:
-    """Return the options of a command: its own, and the fields of configs, but for some."""
+    """Return the options of a command: its own, and the fields of configs except some."""
     return cli.options(command, TextConfig, ReLUFormerConfig, MODEL, without=without)
 
 
@@ -77,7 +76,7 @@ def run(options: Any, task: str, languages: tuple[str, ...] | None) -> int:
 
 
 def configure(options: Any, phi: str, task: str, languages: tuple[str, ...] | None = None) -> TextConfig:
-    """Return the recipe with whatever the options change, but for what depends on the text itself: see `fit`."""
+    """Return the recipe with the options' changes, except for what depends on the text itself: see `fit`."""
     given = cli.given(options)
     model = {name: given[name] for name in ("learned_gain", *MODEL) if name in given}
     if options.smoke:
@@ -102,7 +101,7 @@ def configure(options: Any, phi: str, task: str, languages: tuple[str, ...] | No
 
 
 def defaults(options: Any, config: TextConfig) -> Any:
-    """Return the options with the values of a recipe where they have none, for --help."""
+    """Fill options without a value with those of a recipe, for --help."""
     others = {"penalty": config.normalisation_penalty, "vocabulary": config.model.vocabulary}
     return replace(cli.with_defaults(options, config, **others), documents=options.documents, valid=None)
 
@@ -137,7 +136,7 @@ def _load(config: TextConfig, languages: tuple[str, ...] | None) -> Corpora:
 
 
 def _possible_size(corpora: Corpora, size: int, folder: Path) -> int:
-    """Return the size of a vocabulary, or the nearest one that a text gives; of a run to go on with, what it has."""
+    """Return a vocabulary size, or the nearest that a text allows; for a run to resume, the size that it has."""
     if tokenizer := text_data.kept(folder):
         return len(tokenizer)
     try:

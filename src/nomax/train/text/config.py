@@ -50,21 +50,21 @@ class TextConfig(LoopConfig):
     model: ReLUFormerConfig = field(default_factory=lambda: ReLUFormerConfig(8000))
     data: str = "bible-en-es"
     valid: str = ""
-    """Data to evaluate on during the training, where --data has no valid split."""
+    """Data to evaluate on during training, if --data has no valid split."""
     languages: tuple[str, ...] = ("en", "es")  # source and target; one for a language model
     documents: bool = False  # examples of model.max_length tokens, cut and joined from documents; else single pairs
     growth: float = 0.0
-    """Share of the steps, the first, in which documents grow, doubling from 128 tokens to their length: what a source
-    is for is learned from short ones."""
+    """Share of the steps, at the start, in which documents grow to their length, doubling from 128 tokens: a model
+    learns to use its source from short ones."""
     vocabulary: str = ""  # its SHA-256; "": any
     label_smoothing: float = 0.1
     """Share of each target that is spread over the vocabulary."""
     normalisation_penalty: float = 0.0
-    """Weight of ReLUFormer's penalty on sums of rows, |log Σ|, if it is not that of --penalty."""
+    """Weight of ReLUFormer's penalty on row sums, |log Σ|, if it differs from --penalty."""
     entropy_penalty: float = 0.0
-    """Weight of ReLUFormer's penalty on entropies of rows, if it is not that of --penalty."""
+    """Weight of ReLUFormer's penalty on row entropies, if it differs from --penalty."""
     margin: float = 0.7
-    """Entropies of rows over n keys are penalised above this share of log n."""
+    """Penalise the entropy of a row over n keys above this share of log n."""
     valid_examples: int = 0
     """Examples of the validation split to evaluate on; 0 takes all of them."""
 
@@ -77,7 +77,7 @@ class TextConfig(LoopConfig):
 
     @property
     def stages(self) -> dict[int, int]:
-        """Return the most tokens of an example by first step: 128, 256, … for as many steps each, then all."""
+        """Return the longest example in tokens by first step: 128, 256, … for equal numbers of steps, then all."""
         shorter: list[int] = []
         while self.growth and SHORTEST << len(shorter) < self.model.max_length:
             shorter.append(SHORTEST << len(shorter))
@@ -86,7 +86,7 @@ class TextConfig(LoopConfig):
 
     @property
     def penalised(self) -> bool:
-        """Say whether the penalties are in the loss."""
+        """Return whether the penalties are in the loss."""
         return self.normalisation_penalty > 0 or self.entropy_penalty > 0
 
     def check(self) -> None:
@@ -120,7 +120,7 @@ class TextConfig(LoopConfig):
 
 
 def small(task: str = "translate", vocabulary: int = 4000, phi: str = RELUFORMER, **model: Any) -> TextConfig:
-    """A small model on a small corpus, such as the Bible, in about an hour of one CPU core.
+    """A small model on a small corpus, such as the Bible, in about an hour on one CPU core.
 
     nomax train translate --data bible-en-es --phi reluformer softmax --parallel. 3 + 3 layers of width 192 (a language
     model has 4), 2,000 steps of 4,096 tokens: 8 million, about nine times the Bible. AdamW with betas (0.9, 0.98) at a
@@ -144,7 +144,7 @@ def small(task: str = "translate", vocabulary: int = 4000, phi: str = RELUFORMER
 
 
 def iwslt(task: str = "translate", vocabulary: int = 10_000, phi: str = RELUFORMER, **model: Any) -> TextConfig:
-    """The usual recipe for IWSLT14 German to English: not the paper's, whose numbers of this kind are not known to us.
+    """The usual recipe for IWSLT14 German to English, not the paper's, whose settings we do not know.
 
     nomax train translate --recipe iwslt --data FOLDER --languages de en --phi reluformer softmax --precision bf16.
     6 + 6 layers of width 512, 1,024 slots, 4 heads, dropout 0.3; Adam (0.9, 0.98) at 5e-4, 4,000 steps of warm-up, then
@@ -188,13 +188,13 @@ def fit(config: TextConfig, corpora: "Corpora", folder: Path | None = None, give
 
 
 def is_reluformers(phi: str) -> bool:
-    """Say whether φ is relu/√L, with any factor: the one that the penalties and a learned gain are for."""
+    """Return whether φ is relu/√L, with any factor: the one that the penalties and a learned gain are for."""
     parsed = Phi.parse(phi)
     return parsed.activation == "relu" and parsed.alpha == 0.5
 
 
 def _make(task: str, phi: str, vocabulary: int, model: dict[str, Any], **settings: Any) -> TextConfig:
-    """Make a config in which ReLUFormer's own φ learns its gain per head and has penalties, and its peers' do not."""
+    """Make a config: ReLUFormer's own φ learns its gain per head and has penalties, its peers do not."""
     own = is_reluformers(phi)
     defaults: dict[str, Any] = {"learned_gain": "head" if own else None}
     if Phi.parse(phi) == Phi.parse(RELUFORMER):  # a φ with a factor of its own says itself where the gain starts

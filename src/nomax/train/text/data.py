@@ -1,4 +1,4 @@
-"""The text of a run: its corpora, its vocabulary, and what it shows the model at once."""
+"""The text of a run: its corpora, its vocabulary, and its training examples."""
 
 import hashlib
 import sys
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Corpora:
-    """The text that a run learns from and is validated with, loaded and hashed once."""
+    """The training and validation text of a run, loaded and hashed once."""
 
     train: Corpus
     valid: Corpus
@@ -39,7 +39,7 @@ class Corpora:
         return {"train": self.train.digest(), "valid": self.valid.digest()}
 
     def learn(self, size: int) -> Tokenizer:
-        """Return a vocabulary of so many pieces, learned from the training split."""
+        """Return a vocabulary of that many pieces, learned from the training split."""
         return learned(self.train, size, self.digests["train"])
 
 
@@ -75,7 +75,7 @@ def of_run(config: "TextConfig", split: str) -> Corpus:
 
 
 def has_test(config: "TextConfig") -> bool:
-    """Say whether a run's data has a test split."""
+    """Return whether a run's data has a test split."""
     path = Path(config.data).expanduser()
     return has_splits(config.data) and (config.data in TEXTS or any(path.glob("test.*")))
 
@@ -88,7 +88,7 @@ def vocabulary(config: "TextConfig", folder: Path, corpora: Corpora | None = Non
 
 
 def kept(folder: Path | None) -> Tokenizer | None:
-    """Load the vocabulary in the folder of a run to go on with, if there is one."""
+    """Load the vocabulary in the folder of a run to resume, if there is one."""
     if folder is None or not (folder / VOCABULARY).exists():
         return None
     try:
@@ -98,9 +98,9 @@ def kept(folder: Path | None) -> Tokenizer | None:
 
 
 def learned(corpus: Corpus, size: int, digest: str | None = None) -> Tokenizer:
-    """Return a vocabulary of so many pieces, learned once from a corpus and kept beside the data sets.
+    """Return a vocabulary of that many pieces, learned once from a corpus and kept beside the data sets.
 
-    digest: that of the corpus, if it is known.
+    digest: that of the corpus, if known.
     """
     name = hashlib.sha256(f"{size} {digest or corpus.digest()}".encode()).hexdigest()[:32]
     file = cache_folder() / "vocabularies" / f"{name}.model"
@@ -120,7 +120,7 @@ def learned(corpus: Corpus, size: int, digest: str | None = None) -> Tokenizer:
 
 
 def _cached(file: Path, size: int) -> Tokenizer:
-    """Load a vocabulary learned before; a ValueError if it is damaged. Old ones have no SHA-256 beside them."""
+    """Load a vocabulary learned earlier; a ValueError if it is damaged. Old ones have no SHA-256 beside them."""
     tokenizer = Tokenizer.load(file)
     tokenizer.check(size, title=str(file))
     digest = _digest_file(file)
@@ -134,12 +134,12 @@ def _digest_file(file: Path) -> Path:
 
 
 def stages(config: "TextConfig", corpus: Corpus, tokenizer: Tokenizer) -> dict[int, list[Example]]:
-    """Return what a run learns from by the first step of each stage: more than one where its documents grow."""
+    """Return the training examples by the first step of each stage: more than one stage if documents grow."""
     return {start: examples(config, corpus, tokenizer, tokens) for start, tokens in config.stages.items()}
 
 
 def examples(config: "TextConfig", corpus: Corpus, tokenizer: Tokenizer, longest: int | None = None) -> list[Example]:
-    """Return the pairs of a corpus, or stretches of its documents, of at most `longest` tokens, as the run has them."""
+    """Return the pairs of a corpus, or stretches of its documents, of at most `longest` tokens, as the config says."""
     side = "both" if config.task == "translate" else "target"
     longest = longest or config.model.max_length
     if config.documents:

@@ -12,16 +12,16 @@ from nomax.train.text.config import RECIPES
 class TrainLanguage(command.TrainText):
     """Train a ReLUFormer without encoder as a language model on one side of a corpus, or on plain text.
 
-    It has the switches, the run folder, the exit codes and the exact resumption of `nomax train translate`. It learns
-    from documents of 256 tokens unless --documents says otherwise. Data may also be a text file (with --valid another),
-    or a folder with train.txt, valid.txt and test.txt; an empty line ends a document. Afterwards: nomax evaluate RUN
-    gives the perplexity on the test split, and nomax generate RUN continues texts.
+    Options, run folder, exit codes and exact resume are those of `nomax train translate`. It trains on documents of 256
+    tokens unless --documents says otherwise. Data may also be a text file (with another for --valid), or a folder with
+    train.txt, valid.txt and test.txt; an empty line ends a document. Afterwards, nomax evaluate RUN gives the
+    perplexity on the test split, and nomax generate RUN continues texts.
     """
 
     documents: int | None = 256
-    """Learn from documents cut and joined to so many tokens (128 to 4,096), or, with 0, from single segments."""
+    """Train on documents cut and joined to this many tokens (128 to 4,096), or, with 0, on single segments."""
     language: str | None = None
-    """Which side of the corpus: en, es, …; its first, if not given."""
+    """Side of the corpus to learn: en, es, …; by default the first."""
 
 
 Options = command.options(TrainLanguage, without=("encoder_layers",))

@@ -35,7 +35,7 @@ class TextTask:
 
     @classmethod
     def open(cls, config: TextConfig, folder: Path, world: "World", corpora: "text_data.Corpora | None" = None) -> Self:
-        """Start or go on with the run in a folder; `corpora`, if they are loaded already."""
+        """Start or resume the run in a folder; `corpora`, if already loaded."""
         corpora = corpora or text_data.Corpora.of(config)
         run_folder.check(folder, config, corpora.digests)
         tokenizer = text_data.vocabulary(config, folder, corpora)
@@ -47,7 +47,7 @@ class TextTask:
         return cls(config, train, text_data.examples(config, corpora.valid, tokenizer))
 
     def __init__(self, config: TextConfig, train: Mapping[int, Sequence[Example]], valid: Sequence[Example]) -> None:
-        """train: the examples, by the step from which on they are shown."""
+        """train: the examples, by the step from which they are shown."""
         self.config = config
         every = math.ceil(len(valid) / config.valid_examples) if config.valid_examples else 1
         self.valid = valid[::every]
@@ -69,17 +69,17 @@ class TextTask:
         return chain.from_iterable(shown)
 
     def size(self, batch: TextBatch) -> int:
-        """Return how many tokens a batch teaches: those of the target, with its end."""
+        """Return the number of tokens to predict in a batch: those of the target, with its end."""
         return int((batch.target[:, 1:] != self.config.model.padding).sum())
 
     def split(self, batch: TextBatch, parts: int) -> Iterator[TextBatch]:
-        """Split a batch into slices, always so many, even if some are empty: ranks that share a model work in step."""
+        """Split a batch into exactly that many slices, some perhaps empty: ranks that share a model work in step."""
         sources = [None] * parts if batch.source is None else batch.source.tensor_split(parts)
         for source, target in zip(sources, batch.target.tensor_split(parts), strict=True):
             yield replace(batch, source=source, target=target, numbers=())
 
     def measure(self, model: nn.Module, batch: TextBatch) -> dict[str, Tensor]:
-        """Return sums over tokens: the loss, with label smoothing and penalties; without; and the tokens guessed."""
+        """Return sums over tokens: loss with label smoothing and penalties, loss without, number of correct tokens."""
         return measure(self.config, model, batch)
 
     def evaluation(self, world: "World") -> Iterator[TextBatch]:
@@ -113,7 +113,7 @@ class TextTask:
 
     @staticmethod
     def result(config: TextConfig, outcome: "Outcome") -> dict[str, Any]:
-        """Return what result.json holds."""
+        """Return the contents of result.json."""
         return {
             "phi": config.model.phi,
             "steps": outcome.step,
@@ -163,7 +163,7 @@ class TextTask:
 
     @staticmethod
     def next_steps(config: TextConfig, folders: Sequence[Path]) -> str:
-        """Say what to do next with finished runs."""
+        """Return what to do next with finished runs, in words."""
         test = text_data.has_test(config)
         evaluate = f"nomax evaluate {shlex.join(map(str, folders))}{'' if test else ' --split valid'}"
         if config.task == "language":
@@ -203,9 +203,9 @@ def _source(config: TextConfig, batch: TextBatch) -> Tensor:
 
 
 def load_text_run(folder: str | Path) -> tuple[ReLUFormer, Tokenizer, TextConfig]:
-    """Return the model of a run of text, in eval mode, its vocabulary and its config.
+    """Return the model of a text run, in eval mode, with its vocabulary and its config.
 
-    It is the finished model, or that of the newest checkpoint.
+    This is the finished model, or that of the newest checkpoint.
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file():

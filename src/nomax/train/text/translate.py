@@ -12,22 +12,22 @@ from nomax.train.text.config import RECIPES
 class TrainTranslate(command.TrainText):
     """Train a ReLUFormer to translate sentences or documents, with one φ or with several side by side.
 
-    Stop it whenever you like (Ctrl-C, SIGTERM, even kill -9) and give the same command again: it goes on from the last
-    checkpoint, to the same result to the bit. On several GPUs or machines: torchrun --nproc-per-node 8 -m nomax.cli
+    Stop it whenever you like (Ctrl-C, SIGTERM, even kill -9) and give the same command again: it resumes from the last
+    checkpoint, with bitwise the same result. On several GPUs or machines: torchrun --nproc-per-node 8 -m nomax.cli
     train translate ...
 
-    The peers of ReLUFormer: --phi softmax, sparsemax, entmax15, relu (put in directly), relu/L, and ReLA as --phi relu
+    The peers of ReLUFormer: --phi softmax, sparsemax, entmax15, relu (as a drop-in), relu/L, and ReLA as --phi relu
     --joined-norm rela; its factor alone is --penalty 0.
 
-    The run folder gets what one of `nomax train vit` has, and vocabulary.model. Afterwards: nomax evaluate RUN gives
-    BLEU (with --split valid where the data has no test split), nomax translate RUN < in.txt > out.txt translates. Exit
-    codes: 0 finished, 1 failed (a loss that is not finite, a full disk), 2 wrong options, 130 stopped by Ctrl-C and 143
-    by SIGTERM, both of them with a checkpoint.
+    The run folder has the same files as for `nomax train vit`, and vocabulary.model. Afterwards, nomax evaluate RUN
+    gives BLEU (with --split valid if the data has no test split), and nomax translate RUN < in.txt > out.txt
+    translates. Exit codes: 0 finished, 1 failed (a non-finite loss, a full disk), 2 wrong options, 130 stopped by
+    Ctrl-C and 143 by SIGTERM, both with a checkpoint.
     """
 
     languages: tuple[str, str] | None = None
-    """Source and target, such as --languages es en; in the order that the data has, if not given. Names of files such
-    as train.en say theirs; --languages says those of a.txt,b.txt."""
+    """Source and target, such as --languages es en; by default in the order of the data. File names such as train.en
+    give their language; for a.txt,b.txt name both here."""
 
 
 Options = command.options(TrainTranslate)

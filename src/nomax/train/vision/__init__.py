@@ -1,1 +1,1 @@
-"""Runs of images: a ViT learns to classify."""
+"""Image runs: train a ViT to classify."""

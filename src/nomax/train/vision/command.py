@@ -16,11 +16,11 @@ from nomax.train.vision.task import load
 
 TITLE = "train vit"
 MODEL = {
-    "qk_norm": "LayerNorm of queries and keys.",
+    "qk_norm": "Apply LayerNorm to queries and keys.",
     "gate": "Multiply the heads by a projection of the block's input.",
-    "learned_gain": "Learn φ's gain, one for each layer or head.",
-    "learned_alpha": "Learn the exponent of L, one for each layer or head.",
-    "dropout": "Of the embedded patches and of what each block adds.",
+    "learned_gain": "Learn φ's gain, one per layer or head.",
+    "learned_alpha": "Learn the exponent of L, one per layer or head.",
+    "dropout": "Dropout of the embedded patches and of what each block adds.",
 }
 SMOKE: dict[str, Any] = {
     "steps": 6,
@@ -37,13 +37,12 @@ class TrainVit(cli.Command):
     """Train a vision transformer, with one φ or with several side by side, and evaluate it.
 
     Without any option it trains relu/L on the bundled Fashion-MNIST subset. Stop it whenever you like (Ctrl-C, SIGTERM,
-    even kill -9) and give the same command again: it goes on from the last checkpoint, to the same result to the bit.
+    even kill -9) and give the same command again: it resumes from the last checkpoint, with bitwise the same result.
     On several GPUs or machines: torchrun --nproc-per-node 8 -m nomax.cli train vit ...
 
     The run folder gets config.json, run.json (command, versions, machine), metrics.jsonl (a line per step),
     checkpoints/, result.json and model/ (config.json, model.safetensors, README.md). Exit codes: 0 finished, 1 failed
-    (a loss that is not finite, a full disk), 2 wrong options, 130 stopped by Ctrl-C and 143 by SIGTERM, both of them
-    with a checkpoint.
+    (a non-finite loss, a full disk), 2 wrong options, 130 stopped by Ctrl-C and 143 by SIGTERM, both with a checkpoint.
     """
 
     model: str | None = None
@@ -51,20 +50,20 @@ class TrainVit(cli.Command):
     data: str = "fashion-mnist-small"
     """A name (`nomax data list`), a folder of images, shards, "torchvision:NAME" or "hf:NAME"."""
     recipe: Literal["small", "i1k", "i21k"] = "small"
-    """small: an hour of one CPU core on small images. i1k, i21k: the paper's ImageNet runs. The defaults of the other
-    options are the recipe's: --recipe i1k --help shows those of i1k."""
+    """small: an hour on one CPU core, for small images. i1k, i21k: the paper's ImageNet runs. The recipe sets the
+    defaults of the other options: --recipe i1k --help shows those of i1k."""
     image_size: int | None = None
-    """Pixels on a side; small takes images as they are, if they are square and all of one size."""
+    """Image width and height in pixels; small keeps the images' own size if they are square and all of one size."""
     augmentation: str | None = None
     """big_vision's settings of mixup and RandAugment: none, light1, light2, medium1, medium2, strong1, strong2.
     i1k and i21k choose by --model."""
     crop: Literal["inception", "resize", "pad", "none"] | None = None
-    """inception: a random part of the image, resized; resize: the whole image; pad: moved by up to an eighth; none: as
-    it is. For the last two, images must have the right size. small pads such images and crops others."""
+    """inception: a random crop, resized; resize: the whole image, resized; pad: shifted by up to an eighth; none: as it
+    is. For the last two, images must have the right size. small pads such images and crops others."""
     min_crop_area: float | None = None
-    """Least share of the image's area that an inception crop takes; 1 takes the whole."""
+    """Smallest share of the image's area that an inception crop may take; 1 takes the whole image."""
     flip: bool | None = None
-    """Mirror every second image, by chance, left to right: wrong for digits and text. small flips folders, shards and
+    """Mirror half of the images, at random, left to right: wrong for digits and text. small flips folders, shards and
     photographs, not digits or icons."""
 
 
@@ -72,7 +71,7 @@ Options = cli.options(TrainVit, VisionConfig, ViTConfig, MODEL)
 
 
 def defaults(arguments: list[str]) -> Any:
-    """Return the options with the values of the recipe that a command line names, without what the data decide."""
+    """Return the options with the values of the recipe that a command line names, except those set by the data."""
     config = cli.named_recipe(arguments, RECIPES)()
     setting = (config.mixup, config.augment.randaug)
     name = next(name for name, each in AUGMENTATIONS.items() if each == setting)
@@ -88,7 +87,7 @@ def run(options: Any) -> int:
 
 
 def configure(options: Any, phi: str, images: Source) -> VisionConfig:
-    """Return the recipe for these images with whatever the options change."""
+    """Return the recipe for these images with the options' changes."""
     given = cli.given(options)
     model = {name: given[name] for name in ("image_size", *MODEL) if name in given}
     config = for_images(
@@ -139,7 +138,7 @@ def _augment(augment: Augment, given: dict[str, Any], images: Source) -> Augment
 
 
 def _shrink(config: VisionConfig, given: dict[str, Any]) -> VisionConfig:
-    """Return the same in tiny: a µ model on images of few patches, for a few steps."""
+    """Return a tiny version: a µ model on images of few patches, for a few steps."""
     patch = config.model.patch
     size = config.augment.size if config.recipe == "small" else 2 * patch
     model = replace(config.model, variant=f"mu/{patch}", image_size=size)
@@ -148,7 +147,7 @@ def _shrink(config: VisionConfig, given: dict[str, Any]) -> VisionConfig:
 
 
 def _named(options: Any) -> Path:
-    """Return where a run goes that was given no folder."""
+    """Return the default folder of a run."""
     variant = options.model or RECIPES[options.recipe]().model.variant
     data = options.data.rstrip("/").rpartition("/")[2]
     words = [data, options.recipe, variant, *(["smoke"] if options.smoke else [])]

@@ -1,4 +1,4 @@
-"""The config of a vision run, its recipes, and how a recipe fits the images at hand.
+"""The config of a vision run, its recipes, and the fitting of a recipe to the images at hand.
 
 Recipes are plain functions that start from `base` and change a few fields; every number can be changed afterwards. A
 run is recipe → `for_images` → dataclasses.replace → nomax.train.config.settle, from the command line and in Python.
@@ -29,22 +29,22 @@ class VisionConfig(LoopConfig):
     model: ViTConfig = field(default_factory=ViTConfig)
     data: str = "fashion-mnist-small"
     held_out: float = 0.0
-    """Share of the training images that is held out and evaluated on, such as 0.1: for data without a test split, or to
-    choose settings without looking at it. The files' names decide which, so `nomax evaluate RUN` sees the same."""
+    """Share of the training images to hold out and evaluate on, such as 0.1: for data without a test split, or to
+    choose settings without using it. File names decide which, so `nomax evaluate RUN` uses the same images."""
     loss: Literal["sigmoid", "softmax"] = "sigmoid"
     """Binary cross-entropy summed over the classes, or cross-entropy. (Nothing to do with φ.)"""
     mixup: float = 0.0
-    """Mix pairs of images with a share from Beta(p, p); 0 does not. --augmentation says it, too."""
+    """Mix pairs of images with a share from Beta(p, p); 0 turns it off. --augmentation sets it, too."""
     augment: Augment = field(default_factory=lambda: Augment(224))
     test_images: int = 0
     """Images of the test split to evaluate on; 0 takes all of them."""
     on_error: Literal["raise", "skip"] = "raise"
-    """Stop at a broken image, or count it and take another in its place."""
+    """Stop at a broken image, or count it and use another in its place."""
     diagnose: int = 0
-    """Look into attention at about so many steps (row sums, zeros, gradients, learned scales), and write it to
-    diagnostics.jsonl; 0 does not. May change when a run goes on."""
+    """Inspect attention at about this many steps (row sums, zeros, gradients, learned scales), and write it to
+    diagnostics.jsonl; 0 turns it off. Can change on resume."""
     workers: int = 0
-    """Processes that prepare images; 0 prepares them in the training process. May change when a run goes on."""
+    """Processes that prepare images; 0 prepares them in the training process. Can change on resume."""
 
     @staticmethod
     def task_type() -> "type[RunTask[Any]]":
@@ -78,10 +78,10 @@ ASSUMED = {"S/8": "S/16"}  # the paper trains S/8 but its configuration has no r
 
 
 def base(variant: str = "S/16", **model: Any) -> VisionConfig:
-    """Return what the paper's runs share: AdamW at 1e-3, 10k steps of warm-up, cosine to 0, batches of 4,096, qk-norm.
+    """Return the settings all the paper's runs share: AdamW at 1e-3, 10k warm-up steps, cosine to 0, batches of 4,096.
 
-    Weight decay is 0.1 in AdamW's terms, of kernels only; gradients are clipped at a norm of 1; the loss is the sum
-    of binary cross-entropies over the classes. Augmentation is an inception crop and a flip.
+    Attention has qk-norm. Weight decay is 0.1 in AdamW's terms, on kernels only; gradients are clipped to a norm of 1;
+    the loss is the sum of binary cross-entropies over the classes. Augmentation is an inception crop and a flip.
     """
     settings = ViTConfig(variant, **{"qk_norm": True, **model})
     return VisionConfig(model=settings, augment=Augment(settings.image[0], channels=settings.channels))
@@ -92,7 +92,7 @@ def i1k(variant: str = "S/16", classes: int = 1000, augmentation: str | None = N
 
     nomax train vit --recipe i1k --data PATH --model S/16 --phi softmax relu/L --precision bf16 --distribute fsdp
     (under torchrun, one process per GPU). 92,900 steps; S/16 costs 5.2e18 multiply-adds: about 4 hours on eight GPUs
-    that reach 100 TFLOP/s each, years on a CPU. S/8 takes the augmentation of S/16: our assumption.
+    that reach 100 TFLOP/s each, years on a CPU. S/8 uses the augmentation of S/16: our assumption.
     """
     settings = {"pool": "tok", "rep_size": True, "head_bias": -6.9, "num_classes": classes, **model}
     config = replace(base(variant, **settings), recipe="i1k", epochs=300.0)
@@ -104,7 +104,7 @@ def i21k(variant: str = "S/16", classes: int = 21_843, augmentation: str | None 
 
     nomax train vit --recipe i21k --data 'PATH/train-{000000..002047}.tar' --model S/16 --phi softmax relu/L
     --precision bf16 --distribute fsdp (under torchrun). 103,600 steps; S/16 costs 5.8e18 multiply-adds: about 4 hours
-    on eight GPUs that reach 100 TFLOP/s each. S/8 takes the augmentation of S/16: our assumption, the paper is silent.
+    on eight GPUs that reach 100 TFLOP/s each. S/8 uses the augmentation of S/16: our assumption, the paper is silent.
     """
     settings = {"pool": "gap", "head_bias": -10.0, "num_classes": classes, **model}
     config = replace(base(variant, **settings), recipe="i21k", epochs=30.0)
@@ -112,11 +112,11 @@ def i21k(variant: str = "S/16", classes: int = 21_843, augmentation: str | None 
 
 
 def small(variant: str = "nano/4", classes: int = 10, augmentation: str | None = None, **model: Any) -> VisionConfig:
-    """Small images (28 or 32 pixels) in about an hour of one CPU core, with the paper's loss, optimiser and qk-norm.
+    """Small images (28 or 32 pixels) in about an hour on one CPU core, with the paper's loss, optimiser and qk-norm.
 
     nomax train vit --data cifar10 --phi softmax relu/L --parallel. 600,000 images at about 160 a second (AVX2,
-    float32): 12 epochs of CIFAR-10. Images of one size are moved by up to an eighth, and flipped where a mirror image
-    is of the same class; others get the inception crop.
+    float32): 12 epochs of CIFAR-10. Images of one size are shifted by up to an eighth, and flipped if the mirror image
+    has the same class; others get the inception crop.
     """
     settings = {"image_size": 32, "posemb": "sincos2d", "head_bias": round(-math.log(classes), 2)}
     config = base(variant, **{**settings, "num_classes": classes, **model})
@@ -151,7 +151,7 @@ def for_images(
 ) -> VisionConfig:
     """Return a recipe for the training images of a data set, with their classes and channels.
 
-    `small` also follows their size, if they are square and all of one size, and chooses crops and flips by them.
+    `small` also adopts their size, if they are square and all of one size, and chooses crops and flips to suit them.
     `model` has fields of ViTConfig, φ among them.
     """
     side = image_side(images)
@@ -169,7 +169,7 @@ def for_images(
 
 
 def image_side(images: Source) -> int:
-    """Return the pixels on a side of images that are square and all of one size; 0 for others."""
+    """Return the side in pixels of images that are square and all of one size; 0 for others."""
     if isinstance(images, ArraySource) and images.images.shape[1] == images.images.shape[2]:
         return int(images.images.shape[1])
     return 0

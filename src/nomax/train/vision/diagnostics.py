@@ -1,4 +1,4 @@
-"""Look into attention while it trains: its row sums, its size beside the residual stream, its gradients and scales.
+"""Inspect attention while it trains: row sums, size relative to the residual stream, gradients and scales.
 
 diagnostics.jsonl in the run folder has a line for each recorded step, and each line an entry for every layer.
 """
@@ -21,7 +21,7 @@ IMAGES = 8  # of the batch whose weights are looked at: means over heads and tho
 
 
 def steps_to_record(steps: int, number: int) -> frozenset[int]:
-    """Return about so many steps, counted from 0, denser at the start, where attention changes fastest."""
+    """Return about that many steps, counted from 0, denser at the start, where attention changes fastest."""
     if number < 1:
         return frozenset()
     return frozenset((np.unique(np.geomspace(1, steps, number).round()) - 1).astype(int).tolist())
@@ -29,12 +29,12 @@ def steps_to_record(steps: int, number: int) -> frozenset[int]:
 
 @torch.no_grad()
 def diagnose(model: nn.Module, images: Tensor) -> list[dict[str, float]]:
-    """Return what attention does in each layer, with the gradients that the parameters hold just now.
+    """Return statistics of attention in each layer, with the gradients that the parameters hold at the moment.
 
     row_sum, zeros: the mean sum of a query's weights, and the share of weights that are exactly zero.
     output, residual: root mean squares of what attention adds, and of the residual stream that it is added to.
     query, key, value, out: norms of the gradients of its four projections.
-    scale: the product of the learned scales of queries and keys (mean over channels), where there is qk-norm.
+    scale: the product of the learned scales of queries and keys (mean over channels), with qk-norm.
     """
     if not isinstance(model, ViT):
         raise TypeError(f"diagnose=… looks into a ViT, not into {type(model).__name__}.")

@@ -34,7 +34,7 @@ SHARD_BLOCK = 256  # neighbours that stay near each other, so that shards are re
 def sigmoid(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the binary cross-entropies summed over the classes: [batch] from logits [batch, classes].
 
-    Targets are labels [batch], or, where images are mixed, shares [batch, classes].
+    Targets are labels [batch], or, if images are mixed, shares [batch, classes].
     """
     shares = targets if targets.is_floating_point() else F.one_hot(targets, logits.shape[-1])
     losses = F.binary_cross_entropy_with_logits(logits.float(), shares.float(), reduction="none")
@@ -58,7 +58,7 @@ class VisionTask:
 
     @classmethod
     def open(cls, config: VisionConfig, folder: Path, world: "World", images: Images | None = None) -> Self:
-        """Start or go on with the run in a folder; `images`, if they are loaded already."""
+        """Start or resume the run in a folder; `images`, if already loaded."""
         if config.diagnose and config.distribute == "fsdp" and world.size > 1:
             raise ValueError("diagnose looks into whole models: use --distribute ddp with it, or --diagnose 0.")
         train, test = images or load(config.data, config.on_error, config.held_out)
@@ -94,7 +94,7 @@ class VisionTask:
             yield from made
 
     def size(self, batch: Batch) -> int:
-        """Return how many images a batch has."""
+        """Return the number of images in a batch."""
         return len(batch.images)
 
     def split(self, batch: Batch, parts: int) -> Iterator[Batch]:
@@ -104,7 +104,7 @@ class VisionTask:
             yield Batch(batch.step, images, targets)
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return the loss and the images recognised; a mixed one counts as the one with the larger share."""
+        """Return the loss and the number of correct images; a mixed image counts as the one with the larger share."""
         logits = model(batch.images)
         labels = batch.targets.argmax(-1) if batch.targets.is_floating_point() else batch.targets
         return {"loss": self.loss(logits, batch.targets).sum(), "accuracy": (logits.argmax(-1) == labels).sum()}
@@ -130,7 +130,7 @@ class VisionTask:
             yield Batch(0, images, torch.empty(0, dtype=torch.int64, device=world.device))
 
     def observe(self, model: nn.Module, batch: Batch, step: int, folder: Path) -> None:
-        """Look into attention at the steps that config.diagnose asks for."""
+        """Inspect attention at the steps that config.diagnose asks for."""
         if step in self.recorded:
             diagnostics.write(folder, step, diagnostics.diagnose(model, batch.images))
 
@@ -147,7 +147,7 @@ class VisionTask:
 
     @staticmethod
     def result(config: VisionConfig, outcome: "Outcome") -> dict[str, Any]:
-        """Return what result.json holds."""
+        """Return the contents of result.json."""
         return {
             "phi": config.model.phi,
             "steps": outcome.step,
@@ -189,14 +189,14 @@ class VisionTask:
 
     @staticmethod
     def next_steps(config: VisionConfig, folders: Sequence[Path]) -> str:
-        """Say what to do next with finished runs."""
+        """Return what to do next with finished runs, in words."""
         names = shlex.join(map(str, folders))
         predict = f"nomax predict {shlex.quote(str(folders[0]))} IMAGE (what it shows)"
         return f"{predict}, nomax probe {names} (few-shot accuracy), or nomax.train.load_run({str(folders[0])!r})"
 
 
 def load(name: str, on_error: str = "raise", held_out: float = 0.0) -> Images:
-    """Load the training and the test images of a data set, or a share of the training images that is held out."""
+    """Load the training images of a data set, and its test images or a held-out share of the training images."""
     train = data.load(name, "train", on_error=on_error, held_out=held_out)
     try:
         test = data.load(name, "test", on_error=on_error, held_out=held_out)
@@ -210,7 +210,7 @@ def load(name: str, on_error: str = "raise", held_out: float = 0.0) -> Images:
 
 
 def described(config: VisionConfig, classes: Sequence[str] | None) -> ViTConfig:
-    """Return the model of a run with what its user has to know: the names of its classes, and how it is evaluated."""
+    """Return the model of a run with what its user needs to know: class names, and how it is evaluated."""
     shown = config.augment.evaluation()
     crop = "resize" if shown.crop == "none" else shown.crop  # the same for images of the right size
     return replace(
