@@ -19,7 +19,7 @@ from nomax.bench.harness import Bench, Run, known, run_bench
 from nomax.bench.results import Case, Check, Goal, Results
 from nomax.bench.tables import times
 from nomax.models import from_timm
-from nomax.nn.linear import SLOW
+from nomax.nn.layers import SLOW
 
 INFERENCE: Literal["inference"] = "inference"
 TRAINING: Literal["training"] = "training"

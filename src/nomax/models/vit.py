@@ -18,9 +18,8 @@ from nomax.models.hub import Pretrained
 from nomax.models.validation import check_fields
 from nomax.nn import Attention, Linear
 from nomax.nn.attention import Gate, Learned
-from nomax.nn.linear import linear
-from nomax.nn.norm import LayerNorm
-from nomax.ops.gelu import gelu
+from nomax.nn.layers import LayerNorm, linear
+from nomax.ops.rowwise import gelu
 from nomax.phi import Phi
 
 
