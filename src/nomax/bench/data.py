@@ -23,14 +23,13 @@ from nomax.bench import harness, tables
 from nomax.bench.harness import Bench, Run, run_bench
 from nomax.bench.results import CannotMeasureError, Case, Goal, Results
 from nomax.console import Console
-from nomax.data import randomness
 from nomax.data.commands import pack
 from nomax.data.images.batches import batches
 from nomax.data.images.files import Box
 from nomax.data.images.folders import FolderSource
 from nomax.data.images.shards import ShardSource
 from nomax.data.images.transforms import Augment
-from nomax.data.order import Order
+from nomax.data.order import CROP, FLIP, Order, bits, uniform
 from nomax.data.source import ArraySource, Source
 
 PEER, FOLDER, SHARDS, ARRAY = "torchvision", "folder", "shards", "array"
@@ -166,7 +165,7 @@ class SameCrops(Augment):
     def box(self, width: int, height: int, seed: int, position: int) -> Box:
         """Draw an area uniform in [0.08, 1], an aspect log-uniform in [3/4, 4/3]."""
         for attempt in range(10):
-            a, b, c, d = randomness.uniform(seed, randomness.CROP, position, attempt, np.arange(4)).tolist()
+            a, b, c, d = uniform(seed, CROP, position, attempt, np.arange(4)).tolist()
             area, aspect = width * height * (0.08 + 0.92 * a), math.exp((2 * b - 1) * math.log(4 / 3))
             wide, tall = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
             if 0 < wide <= width and 0 < tall <= height:
@@ -182,7 +181,7 @@ def difference(source: Source, augment: Augment, count: int = 16) -> float:
     count = min(count, len(source))
     with batches(source, Order(len(source), count, shuffle=False), augment) as made:
         mine = next(made).images
-    flips = randomness.bits(0, randomness.FLIP, np.arange(count)) % np.uint64(2) == 1
+    flips = bits(0, FLIP, np.arange(count)) % np.uint64(2) == 1
     theirs = []
     for index in range(count):
         image = source.image(index).convert("RGB")
