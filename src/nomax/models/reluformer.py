@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nomax._files import check_fields
 from nomax.models.hub import Pretrained
-from nomax.models.validation import check_fields
 from nomax.nn import RELUFORMER, Attention, KeyValueCache, Memory, Penalties, penalties
 from nomax.nn.attention import Learned
 from nomax.nn.layers import LayerNorm, linear

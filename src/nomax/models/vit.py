@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nomax._files import did_you_mean
+from nomax._files import check_fields, did_you_mean
 from nomax.models.hub import Pretrained
-from nomax.models.validation import check_fields
 from nomax.nn import Attention, Linear
 from nomax.nn.attention import Gate, Learned
 from nomax.nn.layers import LayerNorm, linear

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, TypeVar
 
-from nomax.models.validation import check_fields
+from nomax._files import check_fields
 
 Status = Literal["done", "diverged", "failed"]
 PRIVATE = ("seconds", "core_seconds", "error")  # what differs where the same run is done twice
