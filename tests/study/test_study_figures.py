@@ -8,8 +8,8 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from study_rows import SETUP, measurements, results
 
-from nomax import _colours, study
-from nomax._colours import PHI
+from nomax import _figures, study
+from nomax._figures import PHI
 from nomax.study.engine.figure import Figure
 from nomax.study.engine.publish import NO_CLAIM, markdown
 from nomax.study.engine.result import Result
@@ -83,7 +83,7 @@ def test_what_an_earlier_nomax_kept_in_its_verdict_becomes_a_run() -> None:
 def test_a_figure_has_no_colour_but_those_of_both_schemes(name: str, figure: str) -> None:
     svg = figures(name, results(name, accuracy))[figure].render(".svg").decode()
     used = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", svg.partition("</style>")[2]))
-    assert used <= {colour.light for colour in _colours.ALL}
+    assert used <= {colour.light for colour in _figures.ALL}
     assert PHI["softmax"].light in used or figure == "gate-cost"
 
 

@@ -13,8 +13,8 @@ import pytest
 import toy_study
 from study_rows import measurements, text_grid, text_results
 
-from nomax import _colours, study
-from nomax._colours import PHI
+from nomax import _figures, study
+from nomax._figures import PHI
 from nomax.models import ReLUFormer, ViTConfig
 from nomax.study.engine.experiment import ImageExperiment
 from nomax.study.engine.figure import Figure
@@ -422,7 +422,7 @@ def test_a_kind_has_the_colour_of_its_phi_and_a_second_one_of_it_a_broken_line(n
     rows = text_results(name, lambda row: 4.0)
     svg = next(iter(figures(name, rows).values())).render(".svg").decode().partition("</style>")[2]
     used = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", svg))
-    assert used <= {colour.light for colour in _colours.ALL}
+    assert used <= {colour.light for colour in _figures.ALL}
     kinds = {row.memory.split()[0] if name == "memory" else row.activation for row in rows}
     assert {colour.light for colour in PHI.values()} & used == {PHI[kind].light for kind in kinds}
     several = name in ("memory", "text-rate")  # kinds of one φ

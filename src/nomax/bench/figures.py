@@ -3,12 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nomax import _colours
-from nomax._colours import BAD, GOOD, INK, PAPER
+from nomax import _figures
+from nomax._figures import BAD, GOOD, INK, PAPER
 from nomax.bench.results import Goal, Results, counted
-from nomax.evaluate import figures
 
-STYLE: dict[Any, Any] = {**figures.STYLE, "font.size": 10, "axes.spines.left": False}
+STYLE: dict[Any, Any] = {**_figures.STYLE, "font.size": 10, "axes.spines.left": False}
 # Apart in shape, too, for those who do not see red and green.
 KEPT: dict[str, Any] = {"marker": "o", "ms": 7, "color": GOOD.light}
 MISSED: dict[str, Any] = {"marker": "X", "ms": 8, "color": BAD.light}
@@ -81,7 +80,7 @@ def speedup_figure(
     }
     threads = sorted({case.threads for case in results.cases}) or [1]
     dtypes = list(dict.fromkeys(case.dtype for case in results.cases)) or ["float32"]
-    colour = _colours.of(results.cases[0].ours[0] if results.cases else "").light
+    colour = _figures.colour_of(results.cases[0].ours[0] if results.cases else "").light
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.5, 1.7 + 0.52 * max(len(shapes), 2)), layout="constrained")
         axes = figure.subplots(1, len(dtypes), sharey=True, squeeze=False)[0]
@@ -120,7 +119,7 @@ def parts_figure(title: str, parts: Mapping[str, Mapping[str, float]], results: 
     from matplotlib.patches import Patch
 
     names = list(next(iter(parts.values()), {}))
-    colours = [colour.light for colour in _colours.PHI.values()][: len(names)]
+    colours = [colour.light for colour in _figures.PHI.values()][: len(names)]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.5, 2.0 + 0.42 * len(parts)), layout="constrained")
         axis = figure.subplots()
@@ -178,4 +177,4 @@ def _scale(axis: Any, largest: float, label: str) -> None:
 def _finished(figure: Any, title: str, handles: list[Any], results: Results, description: str) -> str:
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 5), frameon=False)
     figure.suptitle(title + (" (smoke run)" if results.smoke else ""), fontsize=12.5, fontweight="bold")
-    return figures.rendered(figure, ".svg", title, description).decode()
+    return _figures.rendered(figure, ".svg", title, description).decode()

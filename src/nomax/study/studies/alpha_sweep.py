@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from nomax import _colours
-from nomax._colours import INK, PAPER
+from nomax import _figures
+from nomax._figures import INK, PAPER
 from nomax.phi import SOFTMAX, Phi
 from nomax.study.claims import ACCURACY_BARS
 from nomax.study.engine.experiment import Experiment
@@ -315,7 +315,7 @@ def _paint(rows: Sequence[ImageResult], lines: Sequence[Line]) -> Any:
     drawn = [line for line in lines if any(line.of(rows, tokens) for tokens in lengths(rows))]
     handles = [Line2D([], [], label=line.label, **_look(line)) for line in drawn]
     if where(rows, activation=SOFTMAX):
-        handles.append(Line2D([], [], color=_colours.of(SOFTMAX).light, lw=1.6, ls=(0, (5, 3)), label="softmax"))
+        handles.append(Line2D([], [], color=_figures.colour_of(SOFTMAX).light, lw=1.6, ls=(0, (5, 3)), label="softmax"))
     if any(row.status == "diverged" for row in rows):
         handles.append(Line2D([], [], ls="", marker="x", ms=8, mew=2, color=INK.light, label="diverged"))
     if handles:
@@ -337,7 +337,7 @@ def _paint_set(
         for line in lines:
             _draw(axis, curve(line.of(rows, tokens)), line, edge)
         for point in curve(Line(SOFTMAX, SOFTMAX).of(rows, tokens)):
-            colour = _colours.of(SOFTMAX).light
+            colour = _figures.colour_of(SOFTMAX).light
             axis.axhspan(min(point.entries), max(point.entries), color=colour, alpha=0.13, lw=0)
             axis.axhline(point.mean, color=colour, lw=1.6, ls=(0, (5, 3)), zorder=2.5)
         axis.set_title(f"{name}, L = {tokens:,}".removeprefix(", "))
@@ -363,7 +363,7 @@ def _draw(axis: Any, points: Sequence[Point], line: Line, edge: float) -> None:
 
 
 def _look(line: Line) -> dict[str, Any]:
-    colour = _colours.of(line.activation).light
+    colour = _figures.colour_of(line.activation).light
     main = line.activation == MAIN
     return {
         "color": colour,

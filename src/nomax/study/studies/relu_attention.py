@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from nomax import _colours
+from nomax import _figures
 from nomax.models import ReLUFormer, ReLUFormerConfig
 from nomax.phi import SOFTMAX
 from nomax.study.engine.experiment import (
@@ -314,10 +314,10 @@ def _paint_speed(ratio: Mapping[str, Interval]) -> Any:
         nothing_yet(axis)
         return picture
     for place, (name, interval) in enumerate(ratio.items()):
-        colour = _colours.of(name).light
+        colour = _figures.colour_of(name).light
         axis.plot([interval.low, interval.high], [place] * 2, lw=1.6, color=colour)
         axis.plot(interval.mean, place, "o", ms=7, color=colour)
-    axis.axvline(1, color=_colours.of("relu").light, lw=1.3, ls=(0, (5, 3)))
+    axis.axvline(1, color=_figures.colour_of("relu").light, lw=1.3, ls=(0, (5, 3)))
     axis.set_yticks(range(len(ratio)), list(ratio))
     axis.invert_yaxis()
     axis.set_xlabel("time relative to ReLUFormer")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import fmean, geometric_mean
 from typing import Any
 
-from nomax import _colours
+from nomax import _figures
 from nomax.phi import SOFTMAX
 from nomax.study.claims import ACCURACY_BARS, LARGEST_BARS
 from nomax.study.engine.experiment import Experiment
@@ -283,13 +283,13 @@ def _paint(panels: dict[str, list[Point]]) -> Any:
         _panel(axis, found, markers)
         axis.set_ylabel(name)
         percent_axis(axis)
-    handles = [Line2D([], [], color=_colours.of(phi).light, lw=2.5, label=phi) for phi in PHIS]
+    handles = [Line2D([], [], color=_figures.colour_of(phi).light, lw=2.5, label=phi) for phi in PHIS]
     handles += [
-        Line2D([], [], ls="", marker=marker, color=_colours.SOFT.light, ms=7, label=name)
+        Line2D([], [], ls="", marker=marker, color=_figures.SOFT.light, ms=7, label=name)
         for name, marker in markers.items()
     ]
     if any(point.lost for found in panels.values() for point in found):
-        handles.append(Line2D([], [], ls="", marker="x", ms=8, mew=2, color=_colours.INK.light, label="some diverged"))
+        handles.append(Line2D([], [], ls="", marker="x", ms=8, mew=2, color=_figures.INK.light, label="some diverged"))
     legend(picture, handles, columns=6)
     return picture
 
@@ -300,7 +300,7 @@ def _panel(axis: Any, found: Sequence[Point], markers: dict[str, str]) -> None:
         return
     axis.set_xscale("log")
     for phi in PHIS:
-        colour = _colours.of(phi).light
+        colour = _figures.colour_of(phi).light
         line = [point for point in found if point.phi == phi]
         slope = _slope(line)
         if math.isfinite(slope):
@@ -313,7 +313,7 @@ def _panel(axis: Any, found: Sequence[Point], markers: dict[str, str]) -> None:
             axis.plot([point.core_hours] * 2, [min(point.entries), max(point.entries)], "-", lw=1.2, color=colour)
             marker = markers[point.variant]
             axis.plot(
-                point.core_hours, point.mean, marker, ms=7.5, color=colour, mec=_colours.PAPER.light, mew=0.7, zorder=3
+                point.core_hours, point.mean, marker, ms=7.5, color=colour, mec=_figures.PAPER.light, mew=0.7, zorder=3
             )
             if point.lost:
                 axis.plot(point.core_hours, point.mean, "x", ms=10, mew=2, color=colour, zorder=4)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
-from nomax import _colours
+from nomax import _figures
 from nomax.ops.api import attention
 from nomax.phi import SOFTMAX
 from nomax.study.engine.experiment import Measurement
@@ -114,11 +114,11 @@ def _paint(ratio: dict[tuple[str, int], Interval]) -> Any:
         nothing_yet(axis)
         return picture
     for place, found in enumerate(ratio.values()):
-        colour = _colours.of(RELU).light
+        colour = _figures.colour_of(RELU).light
         axis.plot([found.low, found.high], [place] * 2, lw=1.6, color=colour)
         axis.plot(found.mean, place, "o", ms=7, color=colour)
         axis.annotate(f"{found.mean:.1f}×", (found.high, place), (6, 0), textcoords="offset points", va="center")
-    axis.axvline(1, color=_colours.of(SOFTMAX).light, lw=1.6, ls=(0, (5, 3)))
+    axis.axvline(1, color=_figures.colour_of(SOFTMAX).light, lw=1.6, ls=(0, (5, 3)))
     axis.set_yticks(range(len(ratio)), [f"{dtype}, L = {length}" for dtype, length in ratio])
     axis.invert_yaxis()
     axis.set_xlim(left=0, right=1.15 * max(found.high for found in ratio.values()))

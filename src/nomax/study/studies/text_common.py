@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, TypeVar
 
-from nomax import _colours
-from nomax._colours import INK, PAPER
+from nomax import _figures
+from nomax._figures import INK, PAPER
 from nomax.phi import SOFTMAX
 from nomax.study.claims import BLEU_BAR
 from nomax.study.engine.figure import MARKERS, Figure, Table, legend, nothing_yet, plain_powers, sheet
@@ -396,7 +396,7 @@ def _finish(picture: Any, handles: list[Any], points: Sequence[Point]) -> None:
 
 
 def _colour(point: Point) -> str:
-    return _colours.of(point.kind, point.activation).light
+    return _figures.colour_of(point.kind, point.activation).light
 
 
 def _looks(points: Sequence[Point]) -> dict[str, dict[str, Any]]:
