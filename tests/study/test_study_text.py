@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import json
 import math
 import re
 from collections import Counter
@@ -406,15 +405,6 @@ def test_points_are_means_over_seeds_and_softmax_is_a_level() -> None:
     assert at.mean(0) == pytest.approx(sum(entries) / 3)
     table = figures("text-phi", rows)["text-phi"].table
     assert [row[1] for row in table.rows if row[0] == "softmax"] == [None]
-
-
-def test_times_that_an_earlier_nomax_kept_in_their_verdict_become_a_run() -> None:
-    module, setup = study.load("relu-attention"), SETUPS["smoke"]
-    rows = measurements("relu-attention", setup)
-    (*_, verdict) = module.verdicts(rows, setup)
-    earlier = module.earlier_measurements(setup, {verdict.claim: json.loads(json.dumps(verdict.numbers))})
-    assert earlier == [dataclasses.replace(row, numbers=earlier[0].numbers) for row in rows]
-    assert module.figures(earlier, setup)[1].table == module.figures(rows, setup)[1].table
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -12,7 +12,7 @@ results/gate/verdicts.md.
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -110,17 +110,6 @@ def costs_to_measure(setup: Setup) -> list[GateCost]:
         models = [setup.run("relu/L", patch=patch).config.model for patch in setup.patches]
     ordered = sorted(models, key=lambda model: model.tokens)
     return [GateCost(replace(model, phi="relu/L", gate=None), GATE) for model in ordered]
-
-
-def earlier_measurements(setup: Setup, numbers: Mapping[str, Mapping[str, Any]]) -> list[Result]:
-    """The costs that an earlier nomax kept among the numbers of the verdict alone."""
-    kept = numbers["W-gatecost"]
-    return [
-        cost.result(
-            "done", numbers={RATIOS: kept["rounds"][cost.variant], ADDED: [kept["multiply-adds"][cost.variant]]}
-        )
-        for cost in costs_to_measure(setup)
-    ]
 
 
 def figures(rows: Sequence[Result], setup: Setup) -> list[Figure]:

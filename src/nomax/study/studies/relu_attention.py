@@ -129,11 +129,6 @@ def speed_to_measure(setup: TextSetup) -> Speed:
     return Speed(setup.reluformer().config.model)
 
 
-def earlier_measurements(setup: TextSetup, numbers: Mapping[str, Mapping[str, Any]]) -> list[Result]:
-    """The times that an earlier nomax kept among the numbers of the verdict alone."""
-    return [speed_to_measure(setup).result("done", numbers=numbers["S-speed"]["seconds"])]
-
-
 def figures(rows: Sequence[Result], setup: TextSetup) -> list[Figure]:
     """Loss, BLEU, entropy and zeros of each kind, and the times."""
     panels = [
