@@ -19,7 +19,7 @@ from rich.console import RenderableType
 from torch.utils.data import DataLoader, Dataset
 
 from nomax import _compat
-from nomax.bench import harness, tables
+from nomax.bench import harness, render
 from nomax.bench.harness import Bench, Run, run_bench
 from nomax.bench.results import CannotMeasureError, Case, Goal, Results
 from nomax.console import Console
@@ -277,14 +277,14 @@ def _rows(results: Results, shape: str | None = None) -> list[list[str]]:
     for case in results.cases:
         for name in case.samples if shape in (None, case.shape) else ():
             speed, workers = case.per_second(name), case.workers or 0
-            each = tables.number(speed / workers if speed and workers else None)
-            speedup = "" if name == PEER else tables.times(case.speedup(name, PEER))
-            rows.append([case.shape, str(workers), name, tables.number(speed), each, speedup])
+            each = render.number(speed / workers if speed and workers else None)
+            speedup = "" if name == PEER else render.times(case.speedup(name, PEER))
+            rows.append([case.shape, str(workers), name, render.number(speed), each, speedup])
     return rows
 
 
 def _table(results: Results, shape: str) -> RenderableType:
-    return tables.terminal_table(COLUMNS, _rows(results, shape), words=3)
+    return render.terminal_table(COLUMNS, _rows(results, shape), words=3)
 
 
 def report(results: Results) -> list[str]:
@@ -292,14 +292,14 @@ def report(results: Results) -> list[str]:
     options, size = results.options, f"{WIDTH}×{HEIGHT}"
     files = options["folder"] or f"{options['photos']} JPEGs of {size} pixels made from noise and shapes"
     text = (
-        f"{tables.measured_on(results, 'torchvision', 'pillow')}. Files: {files}, "
+        f"{render.measured_on(results, 'torchvision', 'pillow')}. Files: {files}, "
         f"{results.facts.get('mean_bytes', 0.0) / 1e3:.0f} kB on average, read from memory; decoded whole, cropped as "
         f"RandomResizedCrop does to {options['size']} pixels, flipped, scaled to [-1, 1], in batches of "
         f"{options['batch_size']}. torchvision: ImageFolder and DataLoader. 0 workers: one process does it all, in one "
         "thread. With workers, ours send bytes, and the main process makes floats of them. “vs” is its time divided "
         f"by ours, each the best of {options['rounds']} interleaved rounds."
     )
-    return [text, tables.markdown_table(COLUMNS, _rows(results))]
+    return [text, render.markdown_table(COLUMNS, _rows(results))]
 
 
 BENCH = Bench("data", _measure, report, GOALS)
