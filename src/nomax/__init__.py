@@ -43,8 +43,8 @@ def __getattr__(name: str) -> Any:
         return import_module(f"nomax.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'nomax' has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_HOMES[name]), name)
-    return found
+    member = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return member
 
 
 def load_operators() -> None:

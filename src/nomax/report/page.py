@@ -203,15 +203,15 @@ def scale(stories: Iterable[results.Story]) -> str:
 def groups(verdicts: Sequence[Judged]) -> list[Group]:
     """Return the verdicts by the question that they answer; in each group, what was decided comes first."""
     order = {claim: place for place, claim in enumerate(CLAIMS)}
-    found = []
+    listed = []
     for title in (*GROUPS, OTHER):
         members = [judged for judged in verdicts if (judged.claim.group if judged.claim else OTHER) == title]
         members.sort(key=lambda judged: (judged.verdict.verdict == "undecided", order.get(judged.verdict.claim, 0)))
         counted = Counter[str](judged.verdict.verdict for judged in members)
         names = ("reproduced", "contradicted", "undecided")
         tally = ", ".join(f"{counted[name]} {name}" for name in names if counted[name])
-        found += [Group(title, tally, members)] if members else []
-    return found
+        listed += [Group(title, tally, members)] if members else []
+    return listed
 
 
 def one_number(judged: Judged) -> str:

@@ -99,7 +99,7 @@ def chart(title: str, panels: Sequence[Panel], phis: Sequence[str]) -> Picture |
     with _figures.require().rc_context({**_figures.STYLE, "axes.titlesize": 10.5}):
         content = _figures.rendered(_paint(shown, phis), ".svg", title, "")
     # A tenth of a point is enough for curves, and their places are most of the file.
-    small = re.sub(rb' d="[^"]*"', lambda found: re.sub(rb"(\.\d)\d+", rb"\1", found[0]), content)
+    small = re.sub(rb' d="[^"]*"', lambda match: re.sub(rb"(\.\d)\d+", rb"\1", match[0]), content)
     return replace(svg(small, title), description=" ".join(panel.description for panel in shown))
 
 

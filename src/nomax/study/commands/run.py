@@ -269,9 +269,9 @@ def verdict_table(title: str, verdicts: "Sequence[Verdict]", note: str) -> Table
     for column in ("claim", "verdict", "measured"):
         table.add_column(column, max_width=60)  # sentences, which a pipe would show on one line each
     for verdict in verdicts:
-        found = str(verdict.verdict)
+        outcome = str(verdict.verdict)
         told = f"{verdict.sentence} {verdict.needed}".strip()
-        table.add_row(verdict.text, Text(found, COLOURS.get(found, "")), told)
+        table.add_row(verdict.text, Text(outcome, COLOURS.get(outcome, "")), told)
     return table
 
 

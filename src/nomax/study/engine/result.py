@@ -292,7 +292,7 @@ def _columns(kind: Any) -> list[str]:
     return [column.name for column in dataclasses.fields(kind)]
 
 
-def _same(found: Any, wanted: Any) -> bool:
-    if isinstance(found, float) and isinstance(wanted, int | float):
-        return math.isclose(found, wanted)  # an α from a grid may have gone through text
-    return bool(found == wanted)
+def _same(value: Any, wanted: Any) -> bool:
+    if isinstance(value, float) and isinstance(wanted, int | float):
+        return math.isclose(value, wanted)  # an α from a grid may have gone through text
+    return bool(value == wanted)

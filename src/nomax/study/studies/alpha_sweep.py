@@ -65,8 +65,8 @@ class Line:
 
     def of(self, rows: Sequence[ImageResult], tokens: int) -> list[ImageResult]:
         """Its runs of one length, from the smallest α."""
-        found = where(rows, activation=self.activation, qk_norm=self.qk_norm, gate=self.gate, tokens=tokens)
-        return sorted(found, key=lambda row: (row.alpha, row.seed))
+        chosen = where(rows, activation=self.activation, qk_norm=self.qk_norm, gate=self.gate, tokens=tokens)
+        return sorted(chosen, key=lambda row: (row.alpha, row.seed))
 
 
 @dataclass(frozen=True)
@@ -190,13 +190,13 @@ def pairs(setup: Setup, seeds: Sequence[int], choices: Sequence[Mapping[str, Any
 
 def curve(rows: Sequence[ImageResult]) -> list[Point]:
     """A line's runs of one length as points over α."""
-    found = []
+    points = []
     for alpha in sorted({row.alpha for row in rows}):
         here = where(rows, alpha=alpha)
         entries = tuple(value for row in here if (value := accuracy(row)) is not None)
         if entries:
-            found.append(Point(alpha, entries, sum(row.status == "diverged" for row in here)))
-    return found
+            points.append(Point(alpha, entries, sum(row.status == "diverged" for row in here)))
+    return points
 
 
 def best_alpha(rows: Sequence[AnyResult], score: Callable[[AnyResult], float | None]) -> Best | None:
@@ -234,13 +234,14 @@ def _curves(
         value = score(row)
         if value is not None:
             by_seed.setdefault(row.seed, {})[row.alpha] = value
-    return grid, [[found[alpha] for alpha in grid] for _, found in sorted(by_seed.items()) if len(found) == len(grid)]
+    scores = [by_seed[seed] for seed in sorted(by_seed) if len(by_seed[seed]) == len(grid)]
+    return grid, [[by_alpha[alpha] for alpha in grid] for by_alpha in scores]
 
 
 def figure(rows: Sequence[ImageResult], lines: Sequence[Line], name: str, title: str, caption: str) -> Figure:
     """The figure of a sweep, in the paper's layout."""
-    found = len(seeds(rows))
-    told = f"{caption} Lines: mean over {found} seed{'s' * (found != 1)}; bands: lowest to highest. {CHANCE_NOTE}"
+    number = len(seeds(rows))
+    told = f"{caption} Lines: mean over {number} seed{'s' * (number != 1)}; bands: lowest to highest. {CHANCE_NOTE}"
     points = _points(rows, lines)
     if points and lowest(points) < floor(points):
         told += " What lies below the axis stands at its lower edge; the table has the values."
