@@ -9,7 +9,7 @@ import pytest
 
 from nomax import __version__
 from nomax.cli import COMMANDS, main, parsed
-from nomax.train.text import translate
+from nomax.train.text.command import Translate
 
 
 @pytest.mark.parametrize(("arguments", "start"), [([], ""), (["--help"], ""), (["-h"], ""), (["bench", "-h"], "bench")])
@@ -108,7 +108,7 @@ def test_output_that_nobody_reads_ends_as_other_programs_end(arguments: str, tmp
 
 
 def test_an_option_that_may_be_left_out_is_a_plain_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert parsed("train translate", translate.Options, ["--memory-norm", "--steps", "3"]).memory_norm is True
+    assert parsed("train translate", Translate, ["--memory-norm", "--steps", "3"]).memory_norm is True
     with pytest.raises(SystemExit):
         main(["train", "translate", "--help"])
     said = capsys.readouterr().out

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nomax import _colours
-from nomax._colours import PAPER, PHI
+from nomax import _figures
+from nomax._figures import PAPER, PHI
 from nomax.phi import ACTIVATIONS, ROW_MAPS
 
 ROOT = Path(__file__).parent.parent
@@ -85,7 +85,7 @@ def test_colours_are_told_apart_by_all_eyes(scheme: str) -> None:
 def test_lines_and_letters_stand_out_from_their_background(scheme: str) -> None:
     paper = getattr(PAPER, scheme)
     assert min(contrast(getattr(colour, scheme), paper) for colour in PHI.values()) > 3  # WCAG 1.4.11
-    words = (_colours.INK, _colours.SOFT, _colours.GOOD, _colours.BAD, _colours.OPEN)
+    words = (_figures.INK, _figures.SOFT, _figures.GOOD, _figures.BAD, _figures.OPEN)
     assert min(contrast(getattr(colour, scheme), paper) for colour in words) > 4.5  # WCAG 1.4.3
 
 
@@ -103,16 +103,16 @@ def test_lines_and_letters_stand_out_from_their_background(scheme: str) -> None:
     ],
 )
 def test_a_label_has_the_colour_of_the_phi_that_it_names(words: str, name: str) -> None:
-    assert _colours.of(words) == PHI[name]
-    assert _colours.of("the factor alone", "relu") == PHI["relu"]
-    assert _colours.of("prelude") == _colours.SOFT
+    assert _figures.colour_of(words) == PHI[name]
+    assert _figures.colour_of("the factor alone", "relu") == PHI["relu"]
+    assert _figures.colour_of("prelude") == _figures.SOFT
 
 
 def test_a_drawing_keeps_its_light_colours_and_names_the_dark_ones() -> None:
-    relu, ink = PHI["relu"], _colours.INK
+    relu, ink = PHI["relu"], _figures.INK
     shapes = f'<path style="fill: none; stroke: {relu.light}"/><text fill="{ink.light}">a</text>'
     drawing = f'<svg width="9"><title>It</title>{shapes}</svg>'
-    found = _colours.for_both(drawing)
+    found = _figures.for_both(drawing)
     start, style, rest = re.fullmatch(r"(<svg[^>]*><title>It</title>)\s*<style>(.*)</style>(.*)", found).groups()
     assert start + rest == drawing
     assert style.startswith("@media (prefers-color-scheme: dark){")
@@ -124,7 +124,7 @@ def test_a_drawing_keeps_its_light_colours_and_names_the_dark_ones() -> None:
 def test_colours_are_written_in_one_place() -> None:
     files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "tools").glob("*.py")]
     found = [path.name for path in files if re.search(r"#[0-9a-fA-F]{6}\b", path.read_text(encoding="utf-8"))]
-    assert found == ["_colours.py"]
+    assert found == ["_figures.py"]
 
 
 def committed() -> list[Path]:
@@ -138,6 +138,6 @@ def test_the_figures_of_this_repository_have_these_colours_and_turn_dark(path: P
     style, _, drawing = text.partition("</style>")
     used = set(re.findall(r"(?:fill|stroke)(?:: |=\")(#[0-9a-fA-F]{3,8})", drawing))
     assert used
-    assert used <= {colour.light for colour in _colours.ALL}
-    for colour in _colours.ALL:
+    assert used <= {colour.light for colour in _figures.ALL}
+    for colour in _figures.ALL:
         assert (colour.light in used) == (f"{colour.dark}!important" in style)

@@ -16,7 +16,7 @@ import chromium
 import pytest
 from PIL import Image
 
-from nomax import Phi, _colours
+from nomax import Phi, _figures
 from nomax.cli import COMMANDS, parsed
 from nomax.data.registry import IMAGES, TEXTS
 from nomax.phi import ACTIVATIONS, ROW_MAPS
@@ -237,5 +237,5 @@ def test_figures_follow_the_scheme_that_a_reader_chose(scheme, site, browser):
     box = browser.evaluate("document.querySelector('article img').getBoundingClientRect().toJSON()")
     with Image.open(io.BytesIO(browser.picture())) as picture:
         corner = picture.convert("RGB").getpixel((round(box["left"]) + 40, round(box["top"]) + 8))
-    paper = _colours.PAPER.dark if scheme == "slate" else _colours.PAPER.light
+    paper = _figures.PAPER.dark if scheme == "slate" else _figures.PAPER.light
     assert "#{:02x}{:02x}{:02x}".format(*corner) == paper

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from nomax import _colours
+from nomax import _figures
 
 TARGET = Path(__file__).parent.parent / "docs" / "images" / "idea.svg"
 
@@ -20,8 +20,8 @@ MARGIN, STEP, BAR = 30, 46, 28  # left of the bars, from one to the next, of one
 SCORE_ZERO, SCORE_UNIT = 178, 34  # where scores are zero, and pixels of one
 STRIP_TOP, STRIP_BOTTOM = 252, 350  # what happens between scores and weights
 WEIGHT_ZERO, WEIGHT_UNIT = 490, 230
-PAPER, INK, FAINT, RULE = (colour.light for colour in (_colours.PAPER, _colours.INK, _colours.SOFT, _colours.RULE))
-SOFTMAX, RELU = (_colours.of(name).light for name in ("softmax", "relu"))
+PAPER, INK, FAINT, RULE = (colour.light for colour in (_figures.PAPER, _figures.INK, _figures.SOFT, _figures.RULE))
+SOFTMAX, RELU = (_figures.colour_of(name).light for name in ("softmax", "relu"))
 TELLING = {
     "softmax": ("eˢ / Σ eˢ: no weight is known before the whole row is,", "and none is ever zero."),
     "relu/L": ("max(s, 0) / L: each weight comes from its own score;", "parts of a row just add, and many are zero."),
@@ -56,7 +56,7 @@ def picture() -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
         'role="img" font-family="system-ui, sans-serif" font-size="16">'
     )
-    return _colours.for_both("\n".join([head, f"<title>{ALTERNATIVE}</title>", *shapes, "</svg>"]) + "\n")
+    return _figures.for_both("\n".join([head, f"<title>{ALTERNATIVE}</title>", *shapes, "</svg>"]) + "\n")
 
 
 def _column(left: int, name: str, colour: str, weights: Sequence[float], strip: Iterator[str]) -> Iterator[str]:

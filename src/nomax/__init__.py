@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from nomax.ops.api import attention, varlen_attention, visible_keys
     from nomax.ops.backends import explain
-    from nomax.ops.rows import Rows
+    from nomax.ops.problem import Rows
     from nomax.phi import Phi
 
 __version__ = "0.1.0"
@@ -32,7 +32,7 @@ _HOMES = {
     "varlen_attention": "nomax.ops.api",
     "visible_keys": "nomax.ops.api",
     "explain": "nomax.ops.backends",
-    "Rows": "nomax.ops.rows",
+    "Rows": "nomax.ops.problem",
     "Phi": "nomax.phi",
 }
 _ROOMS = ("data", "evaluate", "models", "nn", "train")
@@ -43,8 +43,8 @@ def __getattr__(name: str) -> Any:
         return import_module(f"nomax.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'nomax' has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_HOMES[name]), name)
-    return found
+    member = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return member
 
 
 def load_operators() -> None:

@@ -1,4 +1,4 @@
-"""The leaf below every layer: atomic files, plain JSON, and suggestions for misspelt names."""
+"""The leaf below every layer: atomic files, plain JSON, checks of fields, and suggestions for misspelt names."""
 
 import dataclasses
 import json
@@ -11,10 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
-from typing import IO, Any
+from types import NoneType, UnionType
+from typing import IO, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 # Unfinished files of this module and of earlier versions, and folders in which models were assembled.
 _LEFTOVER = re.compile(r"\..*\.aside|\.vocabulary\.model\.\d+|\.saving-.*")
+
+_WORDS = {bool: "True or False", int: "an integer", float: "a finite number", str: "a string", NoneType: "None"}
 
 
 @contextmanager
@@ -84,6 +87,19 @@ def read_json(path: Path, advice: str) -> Any:
         raise ValueError(f"{path} is damaged: {error}. {advice}") from None
 
 
+def check_fields(config: Any) -> None:
+    """Raise a ValueError for the first field whose value its annotation does not allow.
+
+    Configs and results also come from files. This does not use pydantic: every ViTConfig is checked, and importing
+    pydantic and building its adapter took 160 ms of CPU time where this takes 0.2; and for a union, such as
+    `int | tuple[int, int]`, it reports an error per option instead of what is allowed.
+    """
+    for name, hint in get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        if not _allows(hint, value):
+            raise ValueError(f"{name}={_shown(value)} must be {_describe(hint)}.")
+
+
 def did_you_mean(name: object, names: Iterable[str], cutoff: float = 0.6) -> str:
     """Return the end of a sentence: "; did you mean NAME?" with the nearest name, or "." if none is near."""
     folded = {known.casefold(): known for known in names}
@@ -99,3 +115,52 @@ def _plain(content: Any) -> Any:
     if isinstance(content, list | tuple):
         return [_plain(value) for value in content]
     return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
+def _allows(hint: Any, value: object) -> bool:
+    if get_origin(hint) in (Union, UnionType):
+        return any(_allows(option, value) for option in get_args(hint))
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_origin(hint) is tuple:
+        parts = get_args(hint)
+        if parts[1:] == (...,):
+            return isinstance(value, tuple) and all(_allows(parts[0], each) for each in value)
+        return isinstance(value, tuple) and len(value) == len(parts) and all(map(_allows, parts, value))
+    if get_origin(hint) is Mapping:
+        of_key, of_value = get_args(hint)
+        return isinstance(value, dict) and all(_allows(of_key, k) and _allows(of_value, v) for k, v in value.items())
+    if hint is float:
+        return type(value) in (int, float) and _finite(value)
+    # A bool is not an integer here: 224 is a size, True is a mistake.
+    return type(value) is hint
+
+
+def _finite(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond the largest float
+        return False
+
+
+def _describe(hint: Any) -> str:
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(map(_describe, get_args(hint)))
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    if get_origin(hint) is tuple:
+        if get_args(hint)[1:] == (...,):
+            return f"a list (every entry {_describe(get_args(hint)[0])})"
+        return f"({', '.join(map(_describe, get_args(hint)))})"
+    if get_origin(hint) is Mapping:
+        return f"an object whose values are each {_describe(get_args(hint)[1])}"
+    return _WORDS.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _shown(value: object) -> str:
+    """Return the value, shortened for an error message."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested too deeply, or an integer of too many digits
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:80]}…"

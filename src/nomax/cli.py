@@ -12,11 +12,17 @@ T = TypeVar("T")
 
 # Each module has a dataclass Options, which becomes the command's options and help, and run(options) -> exit code.
 # Where recipes say what is not given, it also has defaults(arguments) -> Options, which the help shows. Where a module
-# has several small commands, module:Class names the options of one, and they have the method run().
+# has several commands, module:Class names the options of one, and both functions are methods of these.
 COMMANDS = {
     "train vit": ("nomax.train.vision.command", "train a vision transformer, one φ or several side by side"),
-    "train translate": ("nomax.train.text.translate", "train a translation model, one φ or several side by side"),
-    "train language": ("nomax.train.text.language", "train a causal language model, one φ or several side by side"),
+    "train translate": (
+        "nomax.train.text.command:Translate",
+        "train a translation model, one φ or several side by side",
+    ),
+    "train language": (
+        "nomax.train.text.command:Language",
+        "train a causal language model, one φ or several side by side",
+    ),
     "evaluate": ("nomax.evaluate.evaluate", "accuracy of image models, BLEU of translations, perplexity"),
     "predict": ("nomax.evaluate.predict", "predict the classes of image files"),
     "translate": ("nomax.evaluate.translate", "translate lines or documents from standard input"),
@@ -24,8 +30,8 @@ COMMANDS = {
     "probe": ("nomax.evaluate.probe", "few-shot linear probes of trained models on other data sets"),
     "rows": ("nomax.evaluate.rows", "statistics of attention weights by layer and head: a table and a plot"),
     "maps": ("nomax.evaluate.maps", "draw attention weights over an image, models side by side"),
-    "data list": ("nomax.data.commands.list", "the data sets there are by name, and which are ready"),
-    "data get": ("nomax.data.commands.get", "download data sets and prepare them"),
+    "data list": ("nomax.data.commands.named:List", "the data sets there are by name, and which are ready"),
+    "data get": ("nomax.data.commands.named:Get", "download data sets and prepare them"),
     "data info": ("nomax.data.commands.info", "what is in a data set: counts, sizes, means, a sheet of samples"),
     "data pack": ("nomax.data.commands.pack", "write shards from a folder of images"),
     "study merge": ("nomax.study.commands.manage:Merge", "join the runs of several stores"),
@@ -91,12 +97,12 @@ def parsed(title: str, options: type[T], arguments: list[str], default: T | None
 def _run(title: str, module: str, arguments: list[str]) -> int:
     place, _, name = module.partition(":")
     command = import_module(place)
+    options = getattr(command, name or "Options")
+    defaults = getattr(options if name else command, "defaults", None)
     asks = not {"-h", "--help"}.isdisjoint(arguments)
-    shown = command.defaults(arguments) if asks and hasattr(command, "defaults") else None
     try:
-        if name:
-            return int(parsed(title, getattr(command, name), arguments).run())
-        return int(command.run(parsed(title, command.Options, arguments, shown)))
+        given = parsed(title, options, arguments, defaults(arguments) if asks and defaults else None)
+        return int(given.run() if name else command.run(given))
     except KeyboardInterrupt:
         print(f"{title}: stopped.", file=sys.stderr)
         return 130

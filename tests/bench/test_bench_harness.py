@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from nomax.bench import attention, harness, tables
+from nomax.bench import attention, harness, render
 from nomax.bench.harness import Bench, Options, Run, ThreadedOptions, run_bench
 from nomax.bench.peers import FORWARD, SHAPES
 from nomax.bench.results import CannotMeasureError, Case, Check, Goal, PeakMemory, Results
@@ -57,7 +57,7 @@ def test_a_goal_of_what_was_wrong_is_not_judged_by_another_participant() -> None
 def test_tables_leave_out_what_was_not_measured() -> None:
     run = results({"relu/L": [2.0], "sdpa": [3.0]})
     run.machine, run.versions = harness.machine(), harness.versions()
-    text = tables.markdown("attention", run, attention.report(run))
+    text = render.markdown("attention", run, attention.report(run))
     row = next(line for line in text.splitlines() if line.startswith("| S/16"))
     assert row == "| S/16 (16×6×197×64) | 0 | 1.50× | – | – | – |"
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from nomax.bench import harness, memory, tables
+from nomax.bench import harness, memory, render
 from nomax.bench.memory import OURS, PLAIN
 from nomax.bench.results import Case, PeakMemory, Results
 from nomax.nn import Memory
@@ -111,6 +111,6 @@ def test_goals_are_judged_against_the_plain_version_in_time_and_memory() -> None
     assert outcomes["few slots, time", "training"]["verdict"] == "not measured"
     run.machine = {"cpu": "a CPU", "cores": 2, "kernels": "avx2"}
     run.versions = {"nomax": "0", "torch": "0"}
-    assert "| softmax, 65,536 slots, 1,024 tokens | training | 1 | 2 s | 0 | 0.95× |" in tables.markdown(
+    assert "| softmax, 65,536 slots, 1,024 tokens | training | 1 | 2 s | 0 | 0.95× |" in render.markdown(
         "memory", run, memory.report(run)
     )

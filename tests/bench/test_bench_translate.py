@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nomax.bench import tables, translate
+from nomax.bench import render, translate
 from nomax.bench.results import CannotMeasureError, Case, Check, Results
 from nomax.bench.translate import ENTMAX, FREE, MARIAN, OURS, PLAIN, SOFTMAX, SPARSEMAX
 from nomax.models import ReLUFormerConfig
@@ -165,6 +165,6 @@ def test_goals_are_judged_by_the_best_samples_of_each() -> None:
     assert outcomes["against softmax (SDPA), 512 tokens", "training"]["verdict"] == "not measured"
     run.machine = {"cpu": "a CPU", "cores": 2, "kernels": "avx2"}
     run.versions = {"nomax": "0", "torch": "0"}
-    assert "| documents of 2,048 | training | 1 | 1,024 | 1.25× |" in tables.markdown(
+    assert "| documents of 2,048 | training | 1 | 1,024 | 1.25× |" in render.markdown(
         "translate", run, translate.report(run)
     )

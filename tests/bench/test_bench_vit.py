@@ -7,7 +7,7 @@ import pytest
 from torch import Tensor
 
 import nomax
-from nomax.bench import tables, vit
+from nomax.bench import render, vit
 from nomax.bench.results import Case, Results
 from nomax.bench.vit import FREE, INFERENCE, OURS, SOFTMAX, TIMM, TRAINING
 
@@ -98,6 +98,6 @@ def test_goals_are_judged_against_timm_by_the_best_samples() -> None:
     assert outcomes["S/8 bfloat16 against timm's softmax", INFERENCE]["verdict"] == "not measured"
     run.machine = {"cpu": "a CPU", "cores": 2, "kernels": "avx2"}
     run.versions = {"nomax": "0", "torch": "0", "timm": "0"}
-    assert "| S/8 (4 images) | float32 | inference | 2 | 2 | 1.18 | 1.70× | – | 3.40× |" in tables.markdown(
+    assert "| S/8 (4 images) | float32 | inference | 2 | 2 | 1.18 | 1.70× | – | 3.40× |" in render.markdown(
         "vit", run, vit.report(run)
     )

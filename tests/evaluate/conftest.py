@@ -1,7 +1,7 @@
 import pytest
 from evaluate_helpers import SMALL, pictures, write_splits
 
-from nomax.train.text import language, translate
+from nomax.train.text.command import Language, Translate
 from nomax.train.vision import command as vit
 
 TEXT = {"vocabulary": 330, "dim": 32, "heads": 2, "decoder_layers": 1, "slots": 64, "tensorboard": False, "threads": 1}
@@ -36,9 +36,9 @@ def text_runs(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NOMAX_DATA", str(folder / "cache"))
         usual = {"lr": 1e-2, "warmup": 10, **data, **TRANSLATE}
-        options = translate.Options(out=folder / "sentences", steps=100, max_length=64, **usual)
-        assert translate.run(options) == 0
-        options = translate.Options(out=folder / "documents", steps=25, documents=80, **usual)
-        assert translate.run(options) == 0
-        assert language.run(language.Options(out=folder / "language", steps=3, warmup=1, **data, **TEXT)) == 0
+        options = Translate(out=folder / "sentences", steps=100, max_length=64, **usual)
+        assert options.run() == 0
+        options = Translate(out=folder / "documents", steps=25, documents=80, **usual)
+        assert options.run() == 0
+        assert Language(out=folder / "language", steps=3, warmup=1, **data, **TEXT).run() == 0
     return folder

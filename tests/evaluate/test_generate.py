@@ -11,7 +11,7 @@ from evaluate_helpers import write_splits
 from nomax import cli, models
 from nomax.evaluate import runs
 from nomax.models.decoding import sample
-from nomax.train.text import language, translate
+from nomax.train.text.command import Language, Translate
 
 pytest.importorskip("sentencepiece")
 SMALL = {
@@ -35,10 +35,10 @@ def folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NOMAX_DATA", str(folder / "cache"))
         segments = {"steps": 40, "documents": 0, "max_length": 48}
-        assert language.run(language.Options(out=folder / "[b]segments", **segments, **usual)) == 0
-        assert language.run(language.Options(out=folder / "documents", steps=5, documents=128, **usual)) == 0
+        assert Language(out=folder / "[b]segments", **segments, **usual).run() == 0
+        assert Language(out=folder / "documents", steps=5, documents=128, **usual).run() == 0
         usual |= {"encoder_layers": 1, "batch_size": 1024}
-        assert translate.run(translate.Options(out=folder / "translation", steps=3, max_length=64, **usual)) == 0
+        assert Translate(out=folder / "translation", steps=3, max_length=64, **usual).run() == 0
     return folder
 
 
@@ -221,8 +221,8 @@ def test_the_card_and_the_advice_say_how(folder, capsys, monkeypatch):
     assert "$ nomax translate FOLDER < in.txt" in (folder / "translation" / "model" / "README.md").read_text()
     monkeypatch.setenv("NOMAX_DATA", str(folder / "cache"))
     segments = {"steps": 40, "documents": 0, "max_length": 48, "data": str(folder / "data")}
-    options = language.Options(out=folder / "[b]segments", **segments, **SMALL)
-    assert language.run(options) == 0
+    options = Language(out=folder / "[b]segments", **segments, **SMALL)
+    assert options.run() == 0
     told = capsys.readouterr().out
     assert f"{folder}/[b]segments is finished" in told
     assert f"nomax generate '{folder}/[b]segments' (texts)" in told

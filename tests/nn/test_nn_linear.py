@@ -7,7 +7,7 @@ from precision import assert_precise, doubled
 from torch import Tensor
 
 from nomax.nn import Linear
-from nomax.nn import linear as module
+from nomax.nn import layers as module
 
 HALVES = (torch.bfloat16, torch.float16)
 

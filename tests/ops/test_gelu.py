@@ -9,7 +9,7 @@ from precision import assert_precise
 from torch import Tensor
 
 from nomax.ops import build, cpu
-from nomax.ops.gelu import gelu
+from nomax.ops.rowwise import gelu
 
 KINDS = ("none", "tanh")
 X = torch.linspace(-14, 14, 20_001)

@@ -13,7 +13,7 @@ import pytest
 import study_results
 from study_results import HOSTILE
 
-from nomax._colours import PHI
+from nomax._figures import PHI
 from nomax.cli import main
 from nomax.report import page, words
 from nomax.report.pictures import MOST, Panel, chart

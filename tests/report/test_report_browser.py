@@ -13,7 +13,7 @@ from chromium import Chromium
 from PIL import Image
 
 from nomax import report
-from nomax._colours import INK, PAPER, PHI
+from nomax._figures import INK, PAPER, PHI
 
 pytestmark = pytest.mark.skipif(
     chromium.FOUND is None, reason="there is no chromium here: apt install chromium, or set CHROMIUM to its path"

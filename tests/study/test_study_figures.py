@@ -1,15 +1,14 @@
 """Figures of the studies: small files that say in words what they show, whatever part of the runs is there."""
 
 import dataclasses
-import json
 import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
 from study_rows import SETUP, measurements, results
 
-from nomax import _colours, study
-from nomax._colours import PHI
+from nomax import _figures, study
+from nomax._figures import PHI
 from nomax.study.engine.figure import Figure
 from nomax.study.engine.publish import NO_CLAIM, markdown
 from nomax.study.engine.result import Result
@@ -71,19 +70,16 @@ def test_without_runs_a_figure_is_empty_and_says_so(name: str, figure: str) -> N
     assert b"no finished run" in found.render(".svg")
 
 
-def test_what_an_earlier_nomax_kept_in_its_verdict_becomes_a_run() -> None:
-    module, rows = study.load("gate"), measurements("gate")
-    (*_, verdict) = module.verdicts(rows, SETUP)
-    earlier = module.earlier_measurements(SETUP, {verdict.claim: json.loads(json.dumps(verdict.numbers))})
-    assert earlier == rows
-    assert [Result.from_json(row.to_json()) for row in earlier] == rows
+def test_a_measurement_is_read_as_it_was_written() -> None:
+    rows = measurements("gate")
+    assert [Result.from_json(row.to_json()) for row in rows] == rows
 
 
 @pytest.mark.parametrize(("name", "figure"), CASES)
 def test_a_figure_has_no_colour_but_those_of_both_schemes(name: str, figure: str) -> None:
     svg = figures(name, results(name, accuracy))[figure].render(".svg").decode()
     used = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", svg.partition("</style>")[2]))
-    assert used <= {colour.light for colour in _colours.ALL}
+    assert used <= {colour.light for colour in _figures.ALL}
     assert PHI["softmax"].light in used or figure == "gate-cost"
 
 

@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import json
 import math
 import re
 from collections import Counter
@@ -13,8 +12,8 @@ import pytest
 import toy_study
 from study_rows import measurements, text_grid, text_results
 
-from nomax import _colours, study
-from nomax._colours import PHI
+from nomax import _figures, study
+from nomax._figures import PHI
 from nomax.models import ReLUFormer, ViTConfig
 from nomax.study.engine.experiment import ImageExperiment
 from nomax.study.engine.figure import Figure
@@ -408,21 +407,12 @@ def test_points_are_means_over_seeds_and_softmax_is_a_level() -> None:
     assert [row[1] for row in table.rows if row[0] == "softmax"] == [None]
 
 
-def test_times_that_an_earlier_nomax_kept_in_their_verdict_become_a_run() -> None:
-    module, setup = study.load("relu-attention"), SETUPS["smoke"]
-    rows = measurements("relu-attention", setup)
-    (*_, verdict) = module.verdicts(rows, setup)
-    earlier = module.earlier_measurements(setup, {verdict.claim: json.loads(json.dumps(verdict.numbers))})
-    assert earlier == [dataclasses.replace(row, numbers=earlier[0].numbers) for row in rows]
-    assert module.figures(earlier, setup)[1].table == module.figures(rows, setup)[1].table
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_kind_has_the_colour_of_its_phi_and_a_second_one_of_it_a_broken_line(name: str) -> None:
     rows = text_results(name, lambda row: 4.0)
     svg = next(iter(figures(name, rows).values())).render(".svg").decode().partition("</style>")[2]
     used = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", svg))
-    assert used <= {colour.light for colour in _colours.ALL}
+    assert used <= {colour.light for colour in _figures.ALL}
     kinds = {row.memory.split()[0] if name == "memory" else row.activation for row in rows}
     assert {colour.light for colour in PHI.values()} & used == {PHI[kind].light for kind in kinds}
     several = name in ("memory", "text-rate")  # kinds of one φ

@@ -18,7 +18,7 @@ from nomax.data.text import Tokenizer
 from nomax.data.text.corpus import write_jsonl
 from nomax.evaluate import runs
 from nomax.train import metrics, run_folder
-from nomax.train.text import language
+from nomax.train.text.command import Language
 from nomax.train.vision import command as vit
 
 NEWEST = "checkpoints/step-00000004.pt"
@@ -296,10 +296,10 @@ def tales(tmp_path_factory, quick):
     return str(folder)
 
 
-def text_options(data: str, folder: Path) -> language.Options:
+def text_options(data: str, folder: Path) -> Language:
     size: dict[str, Any] = {"dim": 16, "heads": 2, "decoder_layers": 1, "slots": 32, "vocabulary": 330}
     numbers: dict[str, Any] = {"steps": 2, "batch_size": 256, "documents": 64, "threads": 1, "tensorboard": False}
-    return language.Options(data=data, out=folder, **size, **numbers)
+    return Language(data=data, out=folder, **size, **numbers)
 
 
 @pytest.fixture
@@ -310,7 +310,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def test_a_damaged_vocabulary_in_the_cache_is_learned_again(tmp_path, tales, cache, capsys):
-    assert language.run(text_options(tales, tmp_path / "first")) == 0
+    assert text_options(tales, tmp_path / "first").run() == 0
     (file,) = cache.glob("*.model")
     whole = file.read_bytes()
     flipped = bytearray(whole)
@@ -321,29 +321,29 @@ def test_a_damaged_vocabulary_in_the_cache_is_learned_again(tmp_path, tales, cac
     ):
         file.write_bytes(damaged)
         capsys.readouterr()
-        assert language.run(text_options(tales, tmp_path / str(number))) == 0
+        assert text_options(tales, tmp_path / str(number)).run() == 0
         told = capsys.readouterr().err
         assert str(file) in told
         assert "learned again" in told
         assert file.read_bytes() == whole
         assert (tmp_path / str(number) / "vocabulary.model").read_bytes() == whole
     capsys.readouterr()
-    assert language.run(text_options(tales, tmp_path / "last")) == 0
+    assert text_options(tales, tmp_path / "last").run() == 0
     assert "vocabular" not in capsys.readouterr().err
 
 
 def test_a_vocabulary_without_a_hash_as_older_versions_wrote_it_is_taken(tmp_path, tales, cache, capsys, monkeypatch):
-    assert language.run(text_options(tales, tmp_path / "first")) == 0
+    assert text_options(tales, tmp_path / "first").run() == 0
     (hashes,) = cache.glob("*.sha256")
     hashes.unlink()
     monkeypatch.setattr(Tokenizer, "train", None)  # it would be called if it were learned again
-    assert language.run(text_options(tales, tmp_path / "second")) == 0
+    assert text_options(tales, tmp_path / "second").run() == 0
 
 
 @pytest.mark.parametrize("name", ["vocabulary.model", "run.json", "result.json"])
 def test_of_a_run_of_text_damage_is_told_and_mended_as_told(tmp_path, tales, cache, capsys, name):
     folder = tmp_path / "run"
-    assert language.run(text_options(tales, folder)) == 0
+    assert text_options(tales, folder).run() == 0
     whole = contents(folder)
     for damage in DAMAGES:
         path = folder / name
@@ -351,12 +351,12 @@ def test_of_a_run_of_text_damage_is_told_and_mended_as_told(tmp_path, tales, cac
         DAMAGES[damage](path)
         load(folder, name)
         capsys.readouterr()
-        code = language.run(text_options(tales, folder))
+        code = text_options(tales, folder).run()
         told = capsys.readouterr()
         if code:
             assert str(path) in told.err, (damage, told.err)
             path.rmdir() if path.is_dir() else path.unlink()
-            assert language.run(text_options(tales, folder)) == 0, damage
+            assert text_options(tales, folder).run() == 0, damage
         assert contents(folder).keys() == whole.keys() - ({name} if name == "vocabulary.model" else set())
         if os.path.lexists(path):
             path.rmdir() if path.is_dir() else path.unlink()

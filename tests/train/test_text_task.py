@@ -13,8 +13,7 @@ from nomax.train import config as configs
 from nomax.train import optimiser
 from nomax.train.distributed import World
 from nomax.train.text import data as text_data
-from nomax.train.text import translate
-from nomax.train.text.command import configure
+from nomax.train.text.command import Translate, configure
 from nomax.train.text.config import RECIPES, TextConfig, fit, iwslt
 from nomax.train.text.data import Corpora
 from nomax.train.text.task import TextTask
@@ -37,17 +36,17 @@ def data(tmp_path_factory):
 
 def test_reluformer_has_a_learned_gain_and_penalties_and_its_peers_have_not():
     own, factor, softmax, wortsman = (
-        configure(translate.Options(penalty=penalty), phi, "translate")
+        configure(Translate(penalty=penalty), phi, "translate")
         for phi, penalty in ((RELUFORMER, None), (RELUFORMER, 0.0), ("softmax", None), ("relu/L", None))
     )
     assert (own.model.learned_gain, own.normalisation_penalty, own.entropy_penalty) == ("head", 0.03, 0.03)
     assert (factor.model.learned_gain, factor.penalised) == ("head", False)
     assert [(each.model.learned_gain, each.penalised) for each in (softmax, wortsman)] == [(None, False)] * 2
     assert [each.model.gamma for each in (own, factor, softmax, wortsman)] == [6.4, 6.4, 1.0, 1.0]
-    given = configure(translate.Options(), "0.2*relu/L^0.5", "translate")  # its factor is where the gain starts
+    given = configure(Translate(), "0.2*relu/L^0.5", "translate")  # its factor is where the gain starts
     assert (given.model.gamma, given.model.learned_gain, given.penalised) == (1.0, "head", True)
-    assert configure(translate.Options(gamma=3.0), RELUFORMER, "translate").model.gamma == 3.0
-    one = configure(translate.Options(penalty=0.2, entropy_penalty=0.0), RELUFORMER, "translate")
+    assert configure(Translate(gamma=3.0), RELUFORMER, "translate").model.gamma == 3.0
+    one = configure(Translate(penalty=0.2, entropy_penalty=0.0), RELUFORMER, "translate")
     assert (one.normalisation_penalty, one.entropy_penalty) == (0.2, 0.0)
 
 
@@ -61,7 +60,7 @@ def task_of(data, options, phi, kind="translate"):
 
 @torch.no_grad()
 def test_the_loss_is_that_of_each_sequence_by_itself_without_padding(data):
-    task = task_of(data, translate.Options(**TRANSLATE, penalty=0.0), "relu/L")
+    task = task_of(data, Translate(**TRANSLATE, penalty=0.0), "relu/L")
     task.model.eval()
     batch = next(task.batches(3, HERE))
     measured = task.measure(task.model, batch)
@@ -81,11 +80,11 @@ def test_the_loss_is_that_of_each_sequence_by_itself_without_padding(data):
 
 @torch.no_grad()
 def test_penalties_are_added_with_their_weights(data):
-    task = task_of(data, translate.Options(**TRANSLATE, penalty=0.5, entropy_penalty=2.0, margin=0.6), RELUFORMER)
+    task = task_of(data, Translate(**TRANSLATE, penalty=0.5, entropy_penalty=2.0, margin=0.6), RELUFORMER)
     task.model.eval()
     batch = next(task.batches(0, HERE))
     measured = {name: float(value) / task.size(batch) for name, value in task.measure(task.model, batch).items()}
-    plain = task_of(data, translate.Options(**TRANSLATE, penalty=0.0), RELUFORMER)
+    plain = task_of(data, Translate(**TRANSLATE, penalty=0.0), RELUFORMER)
     plain.model.eval()
     without = float(plain.measure(plain.model, batch)["loss"]) / task.size(batch)
     expected = [0.0, 0.0]
@@ -101,7 +100,7 @@ def test_penalties_are_added_with_their_weights(data):
 
 def test_epochs_are_counted_in_batches(data):
     train = text_data.load(data, "train")
-    task = task_of(data, translate.Options(**TRANSLATE, epochs=2.0), "relu/L")
+    task = task_of(data, Translate(**TRANSLATE, epochs=2.0), "relu/L")
     shown = [number for step in range(task.config.steps) for number in task.stages[0][1].batch(step)]
     assert sorted(shown) == sorted([*range(len(train))] * 2)
 
@@ -110,7 +109,7 @@ GROWING = {**TRANSLATE, "max_length": None, "documents": 512, "batch_size": 512,
 
 
 def test_documents_grow_from_128_tokens_by_doubling(data):
-    task = task_of(data, translate.Options(**GROWING), "relu/L")
+    task = task_of(data, Translate(**GROWING), "relu/L")
     assert task.config.stages == {0: 128, 5: 256, 10: 512}
     everything = [batch for batch, _ in zip(task.batches(0, HERE), range(20), strict=False)]
     for begin, longest in task.config.stages.items():
@@ -135,11 +134,11 @@ def test_documents_grow_from_128_tokens_by_doubling(data):
     ],
 )
 def test_stages_of_growth(changed, stages):
-    assert configure(translate.Options(**{**GROWING, **changed}), "relu/L", "translate").stages == stages
+    assert configure(Translate(**{**GROWING, **changed}), "relu/L", "translate").stages == stages
 
 
 def test_ranks_share_the_validation_split_between_them(data):
-    task = task_of(data, translate.Options(**TRANSLATE), RELUFORMER)
+    task = task_of(data, Translate(**TRANSLATE), RELUFORMER)
     for size in (1, 3, 40):
         parts = [list(task.evaluation(World(torch.device("cpu"), rank, size))) for rank in range(size)]
         assert len({len(part) for part in parts}) == 1

@@ -26,7 +26,7 @@ from nomax.nn import RELUFORMER
 from nomax.train import load_text_run, metrics
 from nomax.train.distributed import World
 from nomax.train.text import data as text_data
-from nomax.train.text import language, translate
+from nomax.train.text.command import Language, Translate
 
 pytest.importorskip("sentencepiece")
 
@@ -55,10 +55,10 @@ def losses(folder):
 
 
 def test_one_command_trains_two_phis_compares_them_and_says_what_to_do_next(tmp_path, data, capsys):
-    options = translate.Options(
+    options = Translate(
         phi=("reluformer", "softmax"), data=data, out=tmp_path / "run", smoke=True, vocabulary=330, tensorboard=False
     )
-    assert translate.run(options) == 0
+    assert options.run() == 0
     told = capsys.readouterr().out
     for name, phi in (("reluformer", RELUFORMER), ("softmax", "softmax")):
         folder = tmp_path / "run" / name
@@ -80,7 +80,7 @@ def test_one_command_trains_two_phis_compares_them_and_says_what_to_do_next(tmp_
 
 
 def test_the_reported_perplexity_of_a_language_model_is_that_of_the_saved_one(tmp_path, data):
-    assert language.run(language.Options(data=data, out=tmp_path / "run", steps=3, language="es", **LANGUAGE)) == 0
+    assert Language(data=data, out=tmp_path / "run", steps=3, language="es", **LANGUAGE).run() == 0
     model, tokenizer, config = load_text_run(tmp_path / "run")
     assert (config.languages, config.documents, config.model.encoder_layers) == (("es",), True, 0)
     text = text_data.load(data, "valid", "language", ("es",))
@@ -98,8 +98,8 @@ def test_the_reported_perplexity_of_a_language_model_is_that_of_the_saved_one(tm
 def test_a_language_model_reads_plain_text(tmp_path):
     for name in ("train.txt", "other"):
         (tmp_path / name).write_text("\n".join(pair.source for pair in corpus().pairs()))
-    options = language.Options(data=str(tmp_path / "train.txt"), valid=str(tmp_path / "other"), steps=2, **LANGUAGE)
-    assert language.run(language.Options(**{**vars(options), "out": tmp_path / "run"})) == 0
+    options = Language(data=str(tmp_path / "train.txt"), valid=str(tmp_path / "other"), steps=2, **LANGUAGE)
+    assert Language(**{**vars(options), "out": tmp_path / "run"}).run() == 0
     assert load_text_run(tmp_path / "run")[2].languages == ("txt",)
 
 
@@ -107,28 +107,28 @@ def test_text_is_loaded_and_hashed_once_for_all_phis(tmp_path, data, monkeypatch
     loaded, hashed, plain, digest = [], [], text_data.load, Corpus.digest
     monkeypatch.setattr(text_data, "load", lambda data, split, *rest: loaded.append(split) or plain(data, split, *rest))
     monkeypatch.setattr(Corpus, "digest", lambda corpus: hashed.append(corpus) or digest(corpus))
-    options = translate.Options(phi=("reluformer", "softmax"), data=data, out=tmp_path, steps=2, **TRANSLATE)
-    assert translate.run(options) == 0
+    options = Translate(phi=("reluformer", "softmax"), data=data, out=tmp_path, steps=2, **TRANSLATE)
+    assert options.run() == 0
     assert loaded == ["train", "valid"]
     assert len(hashed) == 2
 
 
 def test_the_vocabulary_comes_from_the_training_split_alone_and_is_learned_once(tmp_path, data, monkeypatch):
-    options = translate.Options(data=data, out=tmp_path / "run", steps=2, **TRANSLATE)
-    assert translate.run(options) == 0
+    options = Translate(data=data, out=tmp_path / "run", steps=2, **TRANSLATE)
+    assert options.run() == 0
     direct = Tokenizer.train(text_data.load(data, "train"), 330)
     assert load_text_run(tmp_path / "run")[1].digest == direct.digest
     monkeypatch.setattr(Tokenizer, "train", None)  # it would be called if it were learned again
-    assert translate.run(translate.Options(**{**vars(options), "out": tmp_path / "again"})) == 0
+    assert Translate(**{**vars(options), "out": tmp_path / "again"}).run() == 0
 
 
 def test_a_vocabulary_that_is_not_the_runs_is_refused(tmp_path, data, capsys):
-    options = translate.Options(data=data, out=tmp_path / "run", steps=2, **TRANSLATE)
-    assert translate.run(options) == 0
+    options = Translate(data=data, out=tmp_path / "run", steps=2, **TRANSLATE)
+    assert options.run() == 0
     Tokenizer.train(corpus(seed=9), 330, tmp_path / "run" / "vocabulary.model")
     with pytest.raises(ValueError, match="its pieces have other numbers"):
         load_text_run(tmp_path / "run")
-    assert translate.run(options) == 2
+    assert options.run() == 2
     assert "vocabulary: " in capsys.readouterr().err
     shutil.copy(tmp_path / "run" / "model" / "vocabulary.model", tmp_path / "run")
     other = {**vars(load_text_run(tmp_path / "run")[0].config), "vocabulary": 340}
@@ -167,17 +167,17 @@ def test_a_vocabulary_that_is_not_the_runs_is_refused(tmp_path, data, capsys):
     ],
 )
 def test_wrong_options_are_told_before_anything_is_written(tmp_path, data, capsys, wrong, words):
-    assert translate.run(translate.Options(**{**TRANSLATE, "data": data, "out": tmp_path / "run", **wrong})) == 2
+    assert Translate(**{**TRANSLATE, "data": data, "out": tmp_path / "run", **wrong}).run() == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
 def test_a_corpus_without_splits_needs_other_data_to_evaluate_on(tmp_path, data, capsys):
     whole = str(Path(data, "train.jsonl"))
-    assert translate.run(translate.Options(data=whole, out=tmp_path / "run", steps=2, **TRANSLATE)) == 2
+    assert Translate(data=whole, out=tmp_path / "run", steps=2, **TRANSLATE).run() == 2
     assert "--valid" in capsys.readouterr().err
     valid = str(Path(data, "valid.jsonl"))
-    assert translate.run(translate.Options(data=whole, valid=valid, out=tmp_path / "run", steps=2, **TRANSLATE)) == 0
+    assert Translate(data=whole, valid=valid, out=tmp_path / "run", steps=2, **TRANSLATE).run() == 0
 
 
 def two_files(folder, name, seed):
@@ -189,15 +189,15 @@ def two_files(folder, name, seed):
 
 def test_ones_own_small_text_gives_a_smoke_run_and_then_a_command_that_works(tmp_path, capsys):
     whole = two_files(tmp_path, "train", 0)
-    options = translate.Options(data=whole, valid=whole, out=tmp_path / "run", smoke=True, tensorboard=False)
-    assert translate.run(options) == 0
+    options = Translate(data=whole, valid=whole, out=tmp_path / "run", smoke=True, tensorboard=False)
+    assert options.run() == 0
     config = load_text_run(tmp_path / "run")[2]
     assert 300 < config.model.vocabulary < 512
     assert text_data.of_run(config, "valid") == text_data.of_run(config, "train")
     advice = re.search("Next: nomax (.*) \\(BLEU\\)", capsys.readouterr().out)[1]
     assert main([*advice.split(), "--smoke"]) == 0
     (tmp_path / "train.es").write_text((tmp_path / "train.es").read_text().replace("rey", "reina"))
-    assert translate.run(options) == 2
+    assert options.run() == 2
     assert "the text of train: SHA-256" in capsys.readouterr().err
 
 
@@ -205,7 +205,7 @@ def test_languages_turn_two_files_round_and_those_of_the_validation_follow(tmp_p
     train, valid = (two_files(tmp_path, name, seed) for seed, name in enumerate(("train", "valid")))
     turned = {"languages": ("es", "en"), "valid": ",".join(reversed(valid.split(",")))}
     for name, given in (("there", {"valid": valid}), ("back", turned)):
-        assert translate.run(translate.Options(data=train, out=tmp_path / name, steps=2, **given, **TRANSLATE)) == 0
+        assert Translate(data=train, out=tmp_path / name, steps=2, **given, **TRANSLATE).run() == 0
     there, back = (load_text_run(tmp_path / name)[2] for name in ("there", "back"))
     assert (there.languages, back.languages) == (("en", "es"), ("es", "en"))
     for split in ("train", "valid"):
@@ -215,35 +215,35 @@ def test_languages_turn_two_files_round_and_those_of_the_validation_follow(tmp_p
 @pytest.mark.parametrize("changed", ["train", "valid"])
 def test_a_run_does_not_go_on_with_other_text(tmp_path, capsys, changed):
     data = tmp_path / "data"
-    options = translate.Options(data=tales(data), out=tmp_path / "run", steps=4, checkpoint_every=2, **TRANSLATE)
-    assert translate.run(options) == 0
+    options = Translate(data=tales(data), out=tmp_path / "run", steps=4, checkpoint_every=2, **TRANSLATE)
+    assert options.run() == 0
     for path in ("result.json", "checkpoints/step-00000004.pt"):
         (tmp_path / "run" / path).unlink()
     file, story = data / f"{changed}.jsonl", tmp_path / "run" / "run.json"
     text = file.read_text()
     file.write_text(text.replace("king", "queen"))
-    assert translate.run(options) == 2
+    assert options.run() == 2
     assert f"the text of {changed}: SHA-256" in capsys.readouterr().err
     assert json.loads(story.read_text())["continued"] == []
     file.write_text(text)
     story.write_text(json.dumps({"continued": []}))  # as runs had it before the text was noted
-    assert translate.run(options) == 0
+    assert options.run() == 0
     assert set(json.loads(story.read_text())["text"]) == {"train", "valid"}
 
 
 def test_languages_turn_the_corpus_around(tmp_path, data):
-    options = translate.Options(data=data, out=tmp_path / "run", steps=2, languages=("es", "en"), **TRANSLATE)
-    assert translate.run(options) == 0
+    options = Translate(data=data, out=tmp_path / "run", steps=2, languages=("es", "en"), **TRANSLATE)
+    assert options.run() == 0
     config = load_text_run(tmp_path / "run")[2]
     assert config.languages == ("es", "en")
     assert text_data.of_run(config, "test").documents == text_data.load(data, "test").turned().documents
 
 
-@pytest.mark.parametrize("command", [translate, language])
+@pytest.mark.parametrize("command", [Translate, Language], ids=["translate", "language"])
 @pytest.mark.parametrize("chosen", [{"steps": 6}, {"epochs": 0.6}])
 def test_a_short_run_needs_no_warm_up_to_be_given(tmp_path, data, command, chosen):
-    small = {**(TRANSLATE if command is translate else LANGUAGE), "warmup": None}
-    assert command.run(command.Options(data=data, out=tmp_path / "run", **chosen, **small)) == 0
+    small = {**(TRANSLATE if command is Translate else LANGUAGE), "warmup": None}
+    assert command(data=data, out=tmp_path / "run", **chosen, **small).run() == 0
     config = load_text_run(tmp_path / "run")[2]
     assert config.warmup == config.steps // 5
     if "steps" not in chosen:
@@ -254,16 +254,16 @@ def test_a_short_run_needs_no_warm_up_to_be_given(tmp_path, data, command, chose
 
 def test_a_batch_in_slices_is_the_batch(tmp_path, data):
     for name, parts in (("whole", 1), ("sliced", 3)):
-        options = translate.Options(
+        options = Translate(
             data=data, out=tmp_path / name, phi=("relu/L",), steps=3, accumulate=parts, **{**TRANSLATE, "dropout": 0.0}
         )
-        assert translate.run(options) == 0
+        assert options.run() == 0
     assert losses(tmp_path / "sliced") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
 
 
 def test_a_loss_that_is_not_finite_names_the_examples(tmp_path, data, capsys):
-    options = translate.Options(data=data, out=tmp_path / "run", steps=9, lr=1e38, clip=0.0, **TRANSLATE)
-    assert translate.run(options) == 1
+    options = Translate(data=data, out=tmp_path / "run", steps=9, lr=1e38, clip=0.0, **TRANSLATE)
+    assert options.run() == 1
     report = json.loads((tmp_path / "run" / "nonfinite.json").read_text())
     assert "nomax train translate: step" in capsys.readouterr().err
     assert len(report["batch"]["indices"]) == len(report["batch"]["names"])
@@ -280,18 +280,18 @@ def test_a_run_finds_its_texts_from_every_working_directory(tmp_path, monkeypatc
         (folder / f"{split}.es").write_text("".join(f"{pair.target}\n" for pair in pairs))
     monkeypatch.chdir(folder)
     how = {"data": "train.en,train.es", "valid": "valid.en,valid.es", "out": Path("run"), "steps": 4, **TRANSLATE}
-    assert translate.run(translate.Options(checkpoint_every=2, **how)) == 0
+    assert Translate(checkpoint_every=2, **how).run() == 0
     (folder / "run" / "result.json").unlink()
     monkeypatch.chdir(tmp_path)
     assert load_text_run("tales,old/run")[2].data == f"{folder}/train.en,{folder}/train.es"
     assert main(["evaluate", "tales,old/run", "--split", "valid", "--smoke"]) == 0
     same = {"data": f"{folder}/train.en,tales,old/train.es", "valid": "tales,old/valid.en,tales,old/valid.es"}
-    assert translate.run(translate.Options(**{**how, **same, "out": Path("tales,old/run")})) == 0
+    assert Translate(**{**how, **same, "out": Path("tales,old/run")}).run() == 0
     (folder / "run" / "result.json").unlink()
     folder.rename(tmp_path / "moved")
     assert main(["evaluate", "moved/run", "--split", "valid", "--smoke"]) == 0
     monkeypatch.chdir(tmp_path / "moved")
-    assert translate.run(translate.Options(**how)) == 0
+    assert Translate(**how).run() == 0
     (tmp_path / "moved" / "valid.en").unlink()
     capsys.readouterr()
     assert main(["evaluate", "run", "--split", "valid"]) == 2
@@ -303,15 +303,15 @@ def test_a_run_finds_its_texts_from_every_working_directory(tmp_path, monkeypatc
 # The first losses of a tiny version of the recipe, one thread, as tests/train/test_recipes.py has them for images.
 # To write them again, after a change that is meant: .venv/bin/python tests/train/test_train_text.py
 GOLDEN = Path(__file__).with_name("golden") / "translate.json"
-CASES = {"reluformer": (translate, "translate"), "softmax": (translate, "translate"), "relu/L": (language, "language")}
+CASES = {"reluformer": (Translate, "translate"), "softmax": (Translate, "translate"), "relu/L": (Language, "language")}
 
 
 def curve(phi, folder):
     command, kind = CASES[phi]
     torch.set_num_threads(1)
     small = {**(TRANSLATE if kind == "translate" else LANGUAGE), "dropout": 0.1, "warmup": 5}
-    options = command.Options(phi=(phi,), data=tales(folder / "data"), out=folder / "run", steps=20, **small)
-    assert command.run(options) == 0
+    options = command(phi=(phi,), data=tales(folder / "data"), out=folder / "run", steps=20, **small)
+    assert options.run() == 0
     return [line["loss"] for line in metrics.read(folder / "run") if "loss" in line]
 
 
@@ -322,7 +322,7 @@ def test_the_loss_curve_of_the_recipe_is_the_golden_one(tmp_path, phi):
     assert golden[-1] < golden[0]
 
 
-PROGRAM = "import sys, tyro; from nomax.train.text import translate as t; sys.exit(t.run(tyro.cli(t.Options)))"
+PROGRAM = "import sys, tyro; from nomax.train.text.command import Translate; sys.exit(tyro.cli(Translate).run())"
 ARGUMENTS = "--phi reluformer --vocabulary 330 --batch-size 256 --max-length 128 --dim 16 --heads 2 --encoder-layers 1"
 ARGUMENTS += " --decoder-layers 1 --slots 32 --steps 40 --warmup 5 --checkpoint-every 7 --evaluate-every 20 --threads 1"
 

@@ -12,11 +12,11 @@ from text_corpora import corpus
 from nomax.data.text.corpus import write_jsonl
 from nomax.train import load_text_run, metrics
 from nomax.train.distributed import world
-from nomax.train.text import language, translate
+from nomax.train.text.command import Language, Translate
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("sentencepiece")
-COMMANDS = {"translate": translate, "language": language}
+COMMANDS = {"translate": Translate, "language": Language}
 # Dropout has other random numbers on each rank.
 SMALL = {"vocabulary": 330, "batch_size": 512, "dim": 16, "heads": 2, "decoder_layers": 1, "slots": 32, "dropout": 0.0}
 SMALL |= {"steps": 5, "warmup": 1, "threads": 1, "tensorboard": False, "evaluate_every": 3, "accumulate": 2}
@@ -32,7 +32,7 @@ RUNS = [("translate", "ddp"), ("language", "fsdp"), ("penalties", "fsdp")]
 def run(case, folder, **more):
     command = COMMANDS["language" if case == "language" else "translate"]
     options = {**CASES[case], **more, "data": str(folder / "data"), "out": folder / " ".join([case, *more.values()])}
-    assert command.run(command.Options(**{**options, "phi": tuple(options["phi"])})) == 0
+    assert command(**{**options, "phi": tuple(options["phi"])}).run() == 0
 
 
 @pytest.fixture(scope="module")

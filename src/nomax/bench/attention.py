@@ -11,8 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from torch import Tensor
 
-from nomax.bench import harness, tables
-from nomax.bench.figures import speedup_figure
+from nomax.bench import harness, render
 from nomax.bench.harness import Bench, Run, known, run_bench
 from nomax.bench.peers import (
     BACKWARD,
@@ -32,8 +31,8 @@ from nomax.bench.peers import (
     sdpa,
     step,
 )
+from nomax.bench.render import markdown_table, seconds, speedup_figure, terminal_table, times
 from nomax.bench.results import CannotMeasureError, Case, Check, Goal, PeakMemory, Results
-from nomax.bench.tables import markdown_table, seconds, terminal_table, times
 from nomax.phi import Phi
 
 GRAD_MODES: dict[str, Callable[[], Any]] = {
@@ -237,8 +236,8 @@ def _shape_tables(results: Results, shape: Shape) -> Group:
     main = [
         [
             seconds(case.best(OURS)),
-            tables.number(case.gflops(), ".1f"),
-            tables.number(case.peak_share(), ".0%"),
+            render.number(case.gflops(), ".1f"),
+            render.number(case.peak_share(), ".0%"),
             *(times(case.speedup(OURS, peer)) for peer in PEER_NAMES),
         ]
         for case in cases
@@ -251,7 +250,7 @@ def _shape_tables(results: Results, shape: Shape) -> Group:
     if more:
         rows = [[times(case.speedup(*pair)) for pair in more.values()] for case in cases]
         parts += ["", _table(cases, list(more), rows)]
-    return Group(*parts, *tables.missing(results, shape.name))
+    return Group(*parts, *render.missing(results, shape.name))
 
 
 def _table(cases: list[Case], columns: list[str], rows: list[list[str]]) -> RenderableType:
@@ -266,7 +265,7 @@ def report(results: Results) -> list[str]:
     threads = sorted({case.threads for case in results.cases}) or [1]
     counts = f"{' / '.join(map(str, threads))} thread{'s' * (threads[-1] > 1)}"
     parts = [
-        f"`relu/L` on {tables.measured_on(results)}, with {counts}. {tables.best_of(results)} "
+        f"`relu/L` on {render.measured_on(results)}, with {counts}. {render.best_of(results)} "
         "Shapes: batch × heads × queries (× keys) × D, contiguous tensors."
     ]
     for mode in (FORWARD, BACKWARD):
@@ -299,7 +298,7 @@ def report(results: Results) -> list[str]:
 def _row(results: Results, name: str, dtype: str, mode: str, threads: list[int]) -> list[str]:
     (shape,) = (shape for shape in results.facts["shapes"] if shape.name == name)
     cases = [results.case(name, dtype, mode, count) for count in threads]
-    speeds = [tables.number(case.gflops(), ".0f") if case else "–" for case in cases]
+    speeds = [render.number(case.gflops(), ".0f") if case else "–" for case in cases]
     row = [f"{name} ({shape.sizes()})", " / ".join(speeds)]
     for peer in PEER_NAMES:
         speedups = [case.speedup(OURS, peer) if case else None for case in cases]

@@ -19,18 +19,17 @@ from rich.console import RenderableType
 from torch.utils.data import DataLoader, Dataset
 
 from nomax import _compat
-from nomax.bench import harness, tables
+from nomax.bench import harness, render
 from nomax.bench.harness import Bench, Run, run_bench
 from nomax.bench.results import CannotMeasureError, Case, Goal, Results
 from nomax.console import Console
-from nomax.data import randomness
 from nomax.data.commands import pack
 from nomax.data.images.batches import batches
 from nomax.data.images.files import Box
 from nomax.data.images.folders import FolderSource
 from nomax.data.images.shards import ShardSource
 from nomax.data.images.transforms import Augment
-from nomax.data.order import Order
+from nomax.data.order import CROP, FLIP, Order, bits, uniform
 from nomax.data.source import ArraySource, Source
 
 PEER, FOLDER, SHARDS, ARRAY = "torchvision", "folder", "shards", "array"
@@ -166,7 +165,7 @@ class SameCrops(Augment):
     def box(self, width: int, height: int, seed: int, position: int) -> Box:
         """Draw an area uniform in [0.08, 1], an aspect log-uniform in [3/4, 4/3]."""
         for attempt in range(10):
-            a, b, c, d = randomness.uniform(seed, randomness.CROP, position, attempt, np.arange(4)).tolist()
+            a, b, c, d = uniform(seed, CROP, position, attempt, np.arange(4)).tolist()
             area, aspect = width * height * (0.08 + 0.92 * a), math.exp((2 * b - 1) * math.log(4 / 3))
             wide, tall = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
             if 0 < wide <= width and 0 < tall <= height:
@@ -182,7 +181,7 @@ def difference(source: Source, augment: Augment, count: int = 16) -> float:
     count = min(count, len(source))
     with batches(source, Order(len(source), count, shuffle=False), augment) as made:
         mine = next(made).images
-    flips = randomness.bits(0, randomness.FLIP, np.arange(count)) % np.uint64(2) == 1
+    flips = bits(0, FLIP, np.arange(count)) % np.uint64(2) == 1
     theirs = []
     for index in range(count):
         image = source.image(index).convert("RGB")
@@ -278,14 +277,14 @@ def _rows(results: Results, shape: str | None = None) -> list[list[str]]:
     for case in results.cases:
         for name in case.samples if shape in (None, case.shape) else ():
             speed, workers = case.per_second(name), case.workers or 0
-            each = tables.number(speed / workers if speed and workers else None)
-            speedup = "" if name == PEER else tables.times(case.speedup(name, PEER))
-            rows.append([case.shape, str(workers), name, tables.number(speed), each, speedup])
+            each = render.number(speed / workers if speed and workers else None)
+            speedup = "" if name == PEER else render.times(case.speedup(name, PEER))
+            rows.append([case.shape, str(workers), name, render.number(speed), each, speedup])
     return rows
 
 
 def _table(results: Results, shape: str) -> RenderableType:
-    return tables.terminal_table(COLUMNS, _rows(results, shape), words=3)
+    return render.terminal_table(COLUMNS, _rows(results, shape), words=3)
 
 
 def report(results: Results) -> list[str]:
@@ -293,14 +292,14 @@ def report(results: Results) -> list[str]:
     options, size = results.options, f"{WIDTH}×{HEIGHT}"
     files = options["folder"] or f"{options['photos']} JPEGs of {size} pixels made from noise and shapes"
     text = (
-        f"{tables.measured_on(results, 'torchvision', 'pillow')}. Files: {files}, "
+        f"{render.measured_on(results, 'torchvision', 'pillow')}. Files: {files}, "
         f"{results.facts.get('mean_bytes', 0.0) / 1e3:.0f} kB on average, read from memory; decoded whole, cropped as "
         f"RandomResizedCrop does to {options['size']} pixels, flipped, scaled to [-1, 1], in batches of "
         f"{options['batch_size']}. torchvision: ImageFolder and DataLoader. 0 workers: one process does it all, in one "
         "thread. With workers, ours send bytes, and the main process makes floats of them. “vs” is its time divided "
         f"by ours, each the best of {options['rounds']} interleaved rounds."
     )
-    return [text, tables.markdown_table(COLUMNS, _rows(results))]
+    return [text, render.markdown_table(COLUMNS, _rows(results))]
 
 
 BENCH = Bench("data", _measure, report, GOALS)

@@ -26,7 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn, Time
 from rich.text import Text
 
 from nomax._files import did_you_mean, write, write_json
-from nomax.bench import tables
+from nomax.bench import render
 from nomax.bench.results import CannotMeasureError, Case, Check, Goal, Results
 from nomax.console import Console, Progress
 from nomax.ops import build, cpu
@@ -163,7 +163,7 @@ def run_bench(bench: Bench, options: Options) -> int:
 
     results.load_after = load()
     results.goals = [goal.judge(results) for goal in bench.goals]
-    console.print(tables.goal_table(results))
+    console.print(render.goal_table(results))
     _write(bench, results, folder, console)
     for check in results.wrong():
         console.print(Text.assemble(("WRONG", "bold red"), f" {check}"))
@@ -176,7 +176,7 @@ def run_bench(bench: Bench, options: Options) -> int:
 def _write(bench: Bench, results: Results, folder: Path, console: Console) -> None:
     paths = [folder / f"{bench.name}.{ending}" for ending in ("json", "md", "svg")[: 3 if bench.draw else 2]]
     write_json(paths[0], results.plain())
-    write(paths[1], tables.markdown(bench.name, results, bench.report(results)))
+    write(paths[1], render.markdown(bench.name, results, bench.report(results)))
     if bench.draw:
         try:
             write(paths[2], bench.draw(results))

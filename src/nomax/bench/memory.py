@@ -10,7 +10,7 @@ import torch
 from rich.console import RenderableType
 from torch import Tensor, nn
 
-from nomax.bench import figures, harness, tables
+from nomax.bench import harness, render
 from nomax.bench.harness import Bench, Run, run_bench
 from nomax.bench.results import Case, Check, Goal, PeakMemory, Results
 from nomax.nn import Memory
@@ -169,8 +169,8 @@ def training_bytes(who: str, phi: str, slots: int, tokens: int, dim: int) -> int
 
 def _row(case: Case) -> list[str]:
     """Return our time, our speed, and the plain version's time as a multiple of ours."""
-    speed, speedup = tables.number(case.gflops(), ".0f"), tables.times(case.speedup(OURS, PLAIN))
-    return [tables.seconds(case.best(OURS)), speed, speedup]
+    speed, speedup = render.number(case.gflops(), ".0f"), render.times(case.speedup(OURS, PLAIN))
+    return [render.seconds(case.best(OURS)), speed, speedup]
 
 
 def _memory_rows(results: Results, phi: str | None = None) -> list[list[str]]:
@@ -188,24 +188,24 @@ def _table(phi: str, results: Results) -> RenderableType:
     rows = [[case.shape.removeprefix(f"{phi}, "), case.mode, str(case.threads), *_row(case)] for case in cases]
     for participant, tokens, size, share in _memory_rows(results, phi):
         rows.append([f"peak memory, {participant}, {tokens} tokens", "training", "1", size, "", share])
-    return tables.terminal_table(["slots and tokens", "mode", "thr.", *COLUMNS], rows, phi)
+    return render.terminal_table(["slots and tokens", "mode", "thr.", *COLUMNS], rows, phi)
 
 
 def report(results: Results) -> list[str]:
     """Return the tables for the README, with what they were measured on."""
     text = (
         f"nn.Memory, dim {results.options['dim']}, float32, against `φ(x @ keys.T) @ values` in PyTorch, on "
-        f"{tables.measured_on(results)}. {tables.best_of(results)} Training is forward and backward; GFLOP/s counts "
+        f"{render.measured_on(results)}. {render.best_of(results)} Training is forward and backward; GFLOP/s counts "
         "the six products that the plain version needs, also where ours computes a seventh instead of keeping the "
         "weights."
     )
     rows = [[case.shape, case.mode, str(case.threads), *_row(case)] for case in results.cases]
-    parts = [text, tables.markdown_table(["", "mode", "threads", *COLUMNS], rows)]
+    parts = [text, render.markdown_table(["", "mode", "threads", *COLUMNS], rows)]
     if memory := _memory_rows(results):
         title = "**Peak extra memory** of a training call, results and gradients included\n\n"
-        parts.append(title + tables.markdown_table(["", "tokens", "memory", "of plain"], memory))
+        parts.append(title + render.markdown_table(["", "tokens", "memory", "of plain"], memory))
     return parts
 
 
-BENCH = Bench("memory", _measure, report, GOALS, partial(figures.goal_figure, TITLE, GOALS))
+BENCH = Bench("memory", _measure, report, GOALS, partial(render.goal_figure, TITLE, GOALS))
 run = partial(run_bench, BENCH)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from rich.console import RenderableType
 
-from nomax.bench import harness, tables
+from nomax.bench import harness, render
 from nomax.bench.harness import Bench, Run, run_bench
 from nomax.bench.results import Case, Goal, Results
 from nomax.evaluate import fewshot
@@ -98,7 +98,7 @@ def _measure(options: Options, run: Run) -> Iterator[RenderableType]:
                         case.differences[PEER] = difference
                         run.race(case, {OURS: partial(ours, features, task), PEER: partial(peer, features, task)})
         rows = _rows([case for case in run.results.cases if case.shape == f"{classes} classes"])
-        yield tables.terminal_table(COLUMNS, rows, "Ridge probe against scikit-learn", words=1)
+        yield render.terminal_table(COLUMNS, rows, "Ridge probe against scikit-learn", words=1)
 
 
 def make_features(images: int, test_images: int, width: int, classes: int) -> Features:
@@ -161,8 +161,8 @@ def _rows(cases: list[Case]) -> list[list[str]]:
     return [
         [
             *(case.mode, case.shape.removesuffix(" classes"), str(case.threads)),
-            *(tables.seconds(case.best(name)) for name in (OURS, PEER)),
-            tables.times(case.speedup(OURS, PEER)),
+            *(render.seconds(case.best(name)) for name in (OURS, PEER)),
+            render.times(case.speedup(OURS, PEER)),
         ]
         for case in cases
     ]
@@ -173,12 +173,12 @@ def report(results: Results) -> list[str]:
     options = results.options
     text = (
         f"{options['images']:,} × {options['width']} float32 features for training and {options['test_images']:,} for "
-        f"the test, on {tables.measured_on(results, PEER)}. {tables.best_of(results)} one: "
+        f"the test, on {render.measured_on(results, PEER)}. {render.best_of(results)} one: "
         "all training images, one regulariser; sweep: 14 regularisers, 2⁶ to 2¹⁹; protocol: 1, 5, 10 and 25 shots, "
         "three seeds. Whitening, fits and predictions of the test images are counted; where it says fit, no "
         "predictions."
     )
-    return [text, tables.markdown_table(COLUMNS, _rows(results.cases))]
+    return [text, render.markdown_table(COLUMNS, _rows(results.cases))]
 
 
 BENCH = Bench("probe", _measure, report, GOALS)

@@ -15,7 +15,7 @@ import torch
 from nomax._files import read_json, to_json, write
 from nomax.bench import fuzz
 from nomax.bench.harness import known, machine, now, threads_restored, versions
-from nomax.bench.tables import markdown_table
+from nomax.bench.render import markdown_table
 from nomax.console import Console
 from nomax.ops import cpu
 from nomax.ops.build import BuildError

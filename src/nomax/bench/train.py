@@ -18,10 +18,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from nomax import _compat
-from nomax.bench import figures, harness, tables
+from nomax.bench import harness, render
 from nomax.bench.harness import Bench, Run, known, run_bench
+from nomax.bench.render import times
 from nomax.bench.results import Case, Check, Goal, Results
-from nomax.bench.tables import times
 from nomax.data.text import Example
 from nomax.ops import cpu
 from nomax.train.console import Stop
@@ -129,7 +129,7 @@ def _measure(options: Options, run: Run) -> Iterator[RenderableType]:
                 run.results.facts["parts"][f"{name}, {dtype}"] = _parts(steps[OURS], task, 2 if options.smoke else 10)
         cases = [case for case in run.results.cases if case.shape == name]
         rows = [[case.dtype, str(case.threads), *_row(case)] for case in cases]
-        yield tables.terminal_table(["dtype", "thr.", *COLUMNS], rows, name)
+        yield render.terminal_table(["dtype", "thr.", *COLUMNS], rows, name)
 
 
 def _task(name: str, dtype: str, smoke: bool, phi: str | None = None) -> Any:
@@ -278,10 +278,10 @@ def _parts(step: Step, task: Any, count: int) -> dict[str, float]:
 
 def _row(case: Case) -> list[str]:
     return [
-        tables.number(case.per_second(OURS)),
-        tables.seconds(case.best(OURS)),
-        tables.number(case.gflops()),
-        tables.number(case.peak_share(), ".0%"),
+        render.number(case.per_second(OURS)),
+        render.seconds(case.best(OURS)),
+        render.number(case.gflops()),
+        render.number(case.peak_share(), ".0%"),
         *(times(case.speedup(OURS, peer)) for peer in (SOFTMAX, PLAIN, TIMM)),
     ]
 
@@ -289,26 +289,26 @@ def _row(case: Case) -> list[str]:
 def report(results: Results) -> list[str]:
     """Return the tables, with what they were measured on."""
     intro = (
-        f"Training steps of the studies' models, on {tables.measured_on(results, 'timm')}. Images per second of ViTs "
+        f"Training steps of the studies' models, on {render.measured_on(results, 'timm')}. Images per second of ViTs "
         f"(batches of {BATCH}, 28 pixels, qk-norm), tokens per second of a translation model ({LAYERS} + {LAYERS} "
-        f"layers, {WIDTH} wide, {TOKENS:,} tokens a step, with ReLUFormer's penalties); {tables.best_of(results)} “of "
+        f"layers, {WIDTH} wide, {TOKENS:,} tokens a step, with ReLUFormer's penalties); {render.best_of(results)} “of "
         f"peak” is relative to a product of two {SIDE:,} × {SIDE:,} matrices in the same precision. A step is forward, "
         "backward, clipping and AdamW, by the loop of `nomax train`; bfloat16 is autocast for all."
     )
     rows = [[case.shape, case.dtype, str(case.threads), *_row(case)] for case in results.cases]
-    speeds = tables.markdown_table(["model", "dtype", "threads", *COLUMNS], rows)
+    speeds = render.markdown_table(["model", "dtype", "threads", *COLUMNS], rows)
     columns = (*PARTS, REST, LOADING)
     shares = [
         [name, *(f"{parts[part] / sum(parts.values()):.0%}" for part in columns)]
         for name, parts in results.facts["parts"].items()
     ]
     goes = "Where the time of our step goes, by a profiler on one thread; “the rest” is Python and the autograd engine."
-    return [intro, speeds, goes, tables.markdown_table(["model", *columns], shares)]
+    return [intro, speeds, goes, render.markdown_table(["model", *columns], shares)]
 
 
 def draw(results: Results) -> str:
     """Draw the milliseconds of our step for each model, by part."""
-    return figures.parts_figure("Where the time of a training step goes", results.facts["parts"], results)
+    return render.parts_figure("Where the time of a training step goes", results.facts["parts"], results)
 
 
 BENCH = Bench("train", _measure, report, GOALS, draw)

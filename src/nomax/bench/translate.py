@@ -15,10 +15,10 @@ from rich.console import RenderableType
 from torch import Tensor
 
 from nomax import _compat
-from nomax.bench import figures, harness, tables
+from nomax.bench import harness, render
 from nomax.bench.harness import Bench, Run, run_bench
+from nomax.bench.render import times
 from nomax.bench.results import CannotMeasureError, Case, Check, Goal, Results
-from nomax.bench.tables import times
 from nomax.models import ReLUFormer, ReLUFormerConfig
 from nomax.models.decoding import Hypothesis, beam_search
 from nomax.nn import Attention
@@ -342,7 +342,7 @@ def _row(case: Case) -> list[str]:
     """Return our tokens per second, others' times over ours, the cost of penalties, and what free attention gains."""
     without = case.speedup(OURS, PLAIN)
     return [
-        tables.number(case.per_second(OURS)),
+        render.number(case.per_second(OURS)),
         *(times(case.speedup(OURS, peer)) for peer in PEERS),
         "–" if without is None else f"{1 / without - 1:+.0%}",
         times(case.speedup(FREE, SOFTMAX)),
@@ -351,7 +351,7 @@ def _row(case: Case) -> list[str]:
 
 def _table(shape: str, results: Results) -> RenderableType:
     rows = [[case.mode, str(case.threads), *_row(case)] for case in results.cases if case.shape == shape]
-    return tables.terminal_table(["mode", "thr.", *COLUMNS], rows, f"{shape} tokens", words=1)
+    return render.terminal_table(["mode", "thr.", *COLUMNS], rows, f"{shape} tokens", words=1)
 
 
 def report(results: Results) -> list[str]:
@@ -360,7 +360,7 @@ def report(results: Results) -> list[str]:
     parts = [
         f"ReLUFormer with {config['encoder_layers']}+{config['decoder_layers']} layers, dim {config['dim']}, "
         f"{config['heads']} heads, {config['slots']:,} slots, {config['vocabulary']:,} tokens, float32, on "
-        f"{tables.measured_on(results, 'entmax', 'transformers')}. {tables.best_of(results)}",
+        f"{render.measured_on(results, 'entmax', 'transformers')}. {render.best_of(results)}",
         f"training, inference: {TOKENS:,} tokens of source and as many of target, the same model with another φ. A "
         "step is forward, label smoothing, backward and AdamW; “penalties” is what ReLUFormer's two add to its own "
         "step, and they are in its time. “limit” is how many times as fast as softmax the model would be if attention "
@@ -374,8 +374,8 @@ def report(results: Results) -> list[str]:
             "translations."
         )
     rows = [[case.shape, case.mode, str(case.threads), *_row(case)] for case in results.cases]
-    return [*parts, tables.markdown_table(["tokens", "mode", "threads", *COLUMNS], rows)]
+    return [*parts, render.markdown_table(["tokens", "mode", "threads", *COLUMNS], rows)]
 
 
-BENCH = Bench("translate", _measure, report, GOALS, partial(figures.goal_figure, TITLE, GOALS))
+BENCH = Bench("translate", _measure, report, GOALS, partial(render.goal_figure, TITLE, GOALS))
 run = partial(run_bench, BENCH)

@@ -14,12 +14,12 @@ from rich.console import RenderableType
 from torch import Tensor, nn
 
 from nomax import _compat
-from nomax.bench import harness, tables
+from nomax.bench import harness, render
 from nomax.bench.harness import Bench, Run, known, run_bench
+from nomax.bench.render import times
 from nomax.bench.results import Case, Check, Goal, Results
-from nomax.bench.tables import times
 from nomax.models import from_timm
-from nomax.nn.linear import SLOW
+from nomax.nn.layers import SLOW
 
 INFERENCE: Literal["inference"] = "inference"
 TRAINING: Literal["training"] = "training"
@@ -97,7 +97,7 @@ def _measure(options: Options, run: Run) -> Iterator[RenderableType]:
                     run.race(case, calls)
         cases = [case for case in run.results.cases if case.shape == name]
         rows = [[case.dtype, case.mode, str(case.threads), *_row(case)] for case in cases]
-        yield tables.terminal_table(["dtype", "mode", "thr.", *COLUMNS], rows, f"ViT-{name}, {len(images)} images")
+        yield render.terminal_table(["dtype", "mode", "thr.", *COLUMNS], rows, f"ViT-{name}, {len(images)} images")
 
 
 def _prepare(name: str, smoke: bool) -> tuple[dict[str, Any], Tensor, Tensor]:
@@ -168,7 +168,7 @@ def _call(model: nn.Module, images: Tensor, labels: Tensor, case: Case) -> Calla
 
 def _row(case: Case) -> list[str]:
     """Return images per second of ours and timm's, then ratios: to timm's, to our softmax's, and without attention."""
-    speeds = [tables.number(case.per_second(name), ".3g") for name in (OURS, TIMM)]
+    speeds = [render.number(case.per_second(name), ".3g") for name in (OURS, TIMM)]
     limit = times(case.speedup(FREE, TIMM))
     return [*speeds, times(case.speedup(OURS, TIMM)), times(case.speedup(OURS, SOFTMAX)), limit]
 
@@ -177,7 +177,7 @@ def report(results: Results) -> list[str]:
     """Return the table for the README, with what it was measured on."""
     parts = [
         f"ViT with `relu/L` against timm's with softmax, same weights, 224 pixels, on "
-        f"{tables.measured_on(results, 'timm')}. Images per second; {tables.best_of(results)} “limit” is how many "
+        f"{render.measured_on(results, 'timm')}. Images per second; {render.best_of(results)} “limit” is how many "
         "times as fast as timm our model would be if attention took no time. A training step is forward, backward and "
         "AdamW; bfloat16 is autocast for all."
     ]
@@ -190,7 +190,7 @@ def report(results: Results) -> list[str]:
         [f"{case.shape} ({case.items} images)", case.dtype, case.mode, str(case.threads), *_row(case)]
         for case in results.cases
     ]
-    return [*parts, tables.markdown_table(["model", "dtype", "mode", "threads", *COLUMNS], rows)]
+    return [*parts, render.markdown_table(["model", "dtype", "mode", "threads", *COLUMNS], rows)]
 
 
 BENCH = Bench("vit", _measure, report, GOALS)

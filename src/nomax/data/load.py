@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nomax._files import did_you_mean
-from nomax.data import randomness
+from nomax.data.order import HELD_OUT, uniform
 from nomax.data.registry import IMAGES, TEXTS, Entry, cache_folder, entry
 from nomax.data.source import Source, is_prepared, open_prepared, part, read_meta
 
@@ -144,7 +144,7 @@ def _is_held_out(source: Source, share: float) -> npt.NDArray[np.bool_]:
         digests = b"".join(hashlib.sha256(os.fsencode(key(i))).digest()[:8] for i in range(len(source)))
         places = np.frombuffer(digests, ">u8") / 2.0**64
     else:
-        places = randomness.uniform(0, randomness.HELD_OUT, np.arange(len(source)))
+        places = uniform(0, HELD_OUT, np.arange(len(source)))
     last = np.full(len(source.classes), -1.0)
     np.maximum.at(last, source.labels, places)
     held_out: npt.NDArray[np.bool_] = (places < share) & (places < last[source.labels])

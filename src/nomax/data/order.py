@@ -1,16 +1,42 @@
-"""The order of images: a pure function of seed and position, so that a run resumes from its step alone."""
+"""The order of images, and random numbers by address: pure functions, so that a run resumes from its step alone.
+
+A random number is a hash of (seed, purpose, number, …). A generator has a state, and with it an order in which workers,
+ranks and resumed runs would have to ask. A hash has none: the numbers of image 1,234,567 are the same whoever asks for
+them, and they come for a whole batch at once.
+"""
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nomax.data import randomness
-
 Integers = npt.NDArray[np.int64]
 
 WINDOW = 16  # blocks that are mixed with each other: as many shards are being read at a time
+
+# The first number after the seed says what the numbers are for, so that no two purposes share them.
+BLOCKS, ORDER, CROP, FLIP, RANDAUGMENT, HELD_OUT = range(6)
+
+_STEP = np.uint64(0x9E3779B97F4A7C15)
+
+
+def bits(seed: int, *numbers: npt.ArrayLike) -> npt.NDArray[np.uint64]:
+    """Return 64 random bits for every address; the numbers are broadcast against each other.
+
+    Addresses that differ in the last number only never get the same bits.
+    """
+    state = _scramble(np.array([seed % 2**64], np.uint64))
+    for number in numbers:
+        # At least one dimension: numpy warns of overflow, which is the point here, in scalars only.
+        state = _scramble(state + (np.atleast_1d(np.asarray(number, np.uint64)) + np.uint64(1)) * _STEP)
+    return state
+
+
+def uniform(seed: int, *numbers: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Return a random number in [0, 1) for every address."""
+    return (bits(seed, *numbers) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 @dataclass(frozen=True)
@@ -77,11 +103,11 @@ class Order:
 # The last batch of an epoch needs two of them. Of 14 million images, each takes 112 MB.
 @lru_cache(maxsize=2)
 def _permutation(size: int, seed: int, epoch: int, block: int) -> Integers:
-    keys = randomness.bits(seed, randomness.ORDER, epoch, np.arange(size))  # all different
+    keys = bits(seed, ORDER, epoch, np.arange(size))  # all different
     if block == 1:
         shown = np.argsort(keys)
     else:
-        blocks = np.argsort(randomness.bits(seed, randomness.BLOCKS, epoch, np.arange(-(-size // block))))
+        blocks = np.argsort(bits(seed, BLOCKS, epoch, np.arange(-(-size // block))))
         shown = (blocks[:, None] * block + np.arange(block)).ravel()
         shown = shown[shown < size]  # the last block may be shorter
         for start in range(0, size, WINDOW * block):
@@ -89,3 +115,10 @@ def _permutation(size: int, seed: int, epoch: int, block: int) -> Integers:
             shown[window] = shown[window][np.argsort(keys[window])]
     shown.flags.writeable = False  # it is kept
     return shown
+
+
+def _scramble(state: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+    """Apply SplitMix64's mixing function: one to one, and every bit of the input changes about half of the output's."""
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))

@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nomax import _figures
 from nomax._files import write
 from nomax.console import Console
 from nomax.data import Source
 from nomax.data.images import files
 from nomax.data.images.batches import evaluation_batches
 from nomax.data.source import part
-from nomax.evaluate import figures, terminal
+from nomax.evaluate import terminal
 from nomax.evaluate.attention_weights import attention_weights
 from nomax.evaluate.predict import Pictures
 from nomax.evaluate.runs import TrainedImageModel, load, load_all
@@ -93,9 +94,9 @@ class Options:
 def run(options: Options) -> int:
     """Return 0, or 2 if the options cannot be served."""
     try:
-        figures.require()
+        _figures.require()
         if options.output is not None:
-            figures.check_format(options.output)
+            _figures.check_format(options.output)
         loaded = load_all(options.runs, options.device, load)
         output = options.output or terminal.default_folder(options.runs) / _name(options)
         replaced = terminal.check_replaceable("maps", output, MARK)
@@ -174,12 +175,12 @@ def draw(image: Tensor, maps: Mapping[str, Tensor], layers: Sequence[int], title
 
     Maps are [layers, rows, columns] in units of 1/L, the mean weight of softmax.
     """
-    matplotlib = figures.require()
+    matplotlib = _figures.require()
     from matplotlib.figure import Figure
 
     pixels = ((image + 1) / 2).clamp(0, 1).permute(1, 2, 0).numpy()
     grey = pixels.mean(2)
-    with matplotlib.rc_context(figures.STYLE):
+    with matplotlib.rc_context(_figures.STYLE):
         size = (max(SIDE * (1 + len(maps)) + 0.4, 5.2), (SIDE + 0.2) * len(layers) + 1.2)
         figure = Figure(figsize=size, layout="constrained")
         figure.get_layout_engine().set(h_pad=0.09, w_pad=0.04)  # type: ignore[union-attr, call-arg]
@@ -197,7 +198,7 @@ def draw(image: Tensor, maps: Mapping[str, Tensor], layers: Sequence[int], title
                 axes[row, column].set_title(heading, fontsize=8.5, pad=3)
         figure.suptitle(title, fontsize=11, fontweight="bold")
         figure.supxlabel(LEGEND, fontsize=8)
-        return figures.rendered(figure, suffix, title, _describe(maps, layers, title))
+        return _figures.rendered(figure, suffix, title, _describe(maps, layers, title))
 
 
 def _panel(axis: Any, grey: Any, weights: Tensor) -> None:

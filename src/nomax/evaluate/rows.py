@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nomax import _colours
+from nomax import _figures
 from nomax._files import write, write_json
 from nomax.console import Console, Progress, Table
 from nomax.data import source as sources
 from nomax.data.images.batches import evaluation_batches
-from nomax.evaluate import figures, terminal
+from nomax.evaluate import terminal
 from nomax.evaluate.attention_weights import HeadRows, row_statistics
 from nomax.evaluate.runs import TrainedImageModel, TrainedTextModel, load_all, load_any
 from nomax.train.text.data import examples
@@ -156,11 +156,11 @@ def _cell(name: str, values: list[float]) -> str:
 
 def draw(statistics: Mapping[str, Sequence[HeadRows]], suffix: str = ".svg") -> bytes:
     """Draw the statistics of runs, by title: one panel each, layers from left to right, heads as points."""
-    matplotlib = figures.require()
+    matplotlib = _figures.require()
     from matplotlib.figure import Figure
 
     lines = _lines(statistics)
-    with matplotlib.rc_context(figures.STYLE):
+    with matplotlib.rc_context(_figures.STYLE):
         figure = Figure(figsize=(11, 3.2), layout="constrained")
         axes = figure.subplots(1, len(PANELS), squeeze=False)[0]
         for axis, (name, label) in zip(axes, PANELS.items(), strict=True):
@@ -169,7 +169,7 @@ def draw(statistics: Mapping[str, Sequence[HeadRows]], suffix: str = ".svg") -> 
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 4), frameon=False)
         figure.suptitle(TITLE, fontsize=11.5, fontweight="bold")
-        return figures.rendered(figure, suffix, TITLE, _describe(lines))
+        return _figures.rendered(figure, suffix, TITLE, _describe(lines))
 
 
 def _lines(statistics: Mapping[str, Sequence[HeadRows]]) -> dict[str, Sequence[HeadRows]]:
@@ -186,8 +186,8 @@ def _lines(statistics: Mapping[str, Sequence[HeadRows]]) -> dict[str, Sequence[H
 def _panel(axis: Any, lines: Mapping[str, Sequence[HeadRows]], name: str) -> None:
     layers = 1 + max(row.layer for rows in lines.values() for row in rows)
     for number, (title, rows) in enumerate(lines.items()):
-        colour = _colours.of(title).light
-        marker = figures.MARKERS[number % len(figures.MARKERS)]  # since runs with the same φ share its colour
+        colour = _figures.colour_of(title).light
+        marker = _figures.MARKERS[number % len(_figures.MARKERS)]  # since runs with the same φ share its colour
         # Side by side, so that the points of two runs do not hide each other.
         aside = 0.3 * ((number + 0.5) / len(lines) - 0.5) * (len(lines) > 1)
         x = np.array([row.layer + 1 + aside for row in rows])
@@ -196,7 +196,7 @@ def _panel(axis: Any, lines: Mapping[str, Sequence[HeadRows]], name: str) -> Non
         means = [(layer + 1 + aside, _mean(rows, name, layer)) for layer in sorted({row.layer for row in rows})]
         axis.plot(*zip(*means, strict=True), "-", marker=marker, ms=5.5, lw=1.4, color=colour, label=title)
     if name == "row_sum":
-        axis.axhline(1, color=_colours.INK.light, lw=0.8, ls=":")
+        axis.axhline(1, color=_figures.INK.light, lw=0.8, ls=":")
     axis.set_xlabel("layer")
     axis.set_xticks(range(1, layers + 1, math.ceil(layers / 6)))
     axis.set_xlim(0.5, layers + 0.5)
@@ -205,7 +205,7 @@ def _panel(axis: Any, lines: Mapping[str, Sequence[HeadRows]], name: str) -> Non
     axis.set_axisbelow(True)
     axis.tick_params(length=0)
     if not any(math.isfinite(getattr(row, name)) for rows in lines.values() for row in rows):
-        axis.text(0.5, 0.5, "not defined", transform=axis.transAxes, ha="center", color=_colours.SOFT.light)
+        axis.text(0.5, 0.5, "not defined", transform=axis.transAxes, ha="center", color=_figures.SOFT.light)
 
 
 def _mean(rows: Sequence[HeadRows], name: str, layer: int) -> float:

@@ -16,12 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nomax._files import check_fields
 from nomax.models.hub import Pretrained
-from nomax.models.validation import check_fields
 from nomax.nn import RELUFORMER, Attention, KeyValueCache, Memory, Penalties, penalties
 from nomax.nn.attention import Learned
-from nomax.nn.linear import linear
-from nomax.nn.norm import LayerNorm
+from nomax.nn.layers import LayerNorm, linear
 from nomax.phi import ACTIVATIONS, SOFTMAX, Phi
 
 MOST_LAYERS = 1000  # of the encoder and of the decoder: the deepest transformers so far; more is a mistake

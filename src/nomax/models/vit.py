@@ -13,14 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nomax._files import did_you_mean
+from nomax._files import check_fields, did_you_mean
 from nomax.models.hub import Pretrained
-from nomax.models.validation import check_fields
 from nomax.nn import Attention, Linear
 from nomax.nn.attention import Gate, Learned
-from nomax.nn.linear import linear
-from nomax.nn.norm import LayerNorm
-from nomax.ops.gelu import gelu
+from nomax.nn.layers import LayerNorm, linear
+from nomax.ops.rowwise import gelu
 from nomax.phi import Phi
 
 

@@ -1,10 +1,8 @@
 """Modules on top of the operation."""
 
-from nomax.nn.attention import Attention
-from nomax.nn.cache import KeyValueCache
-from nomax.nn.linear import Linear
+from nomax.nn.attention import Attention, KeyValueCache
+from nomax.nn.layers import GatedRMSNorm, Linear
 from nomax.nn.memory import Memory
-from nomax.nn.norm import GatedRMSNorm
 from nomax.nn.relu_losses import RELUFORMER, Penalties, penalties
 
 __all__ = [

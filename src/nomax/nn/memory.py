@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nomax.nn.linear import SLOW
-from nomax.nn.norm import LayerNorm
+from nomax.nn.layers import SLOW, LayerNorm
 from nomax.ops import length
 from nomax.ops.problem import as_it_is, autocasts, wide
 from nomax.phi import ACTIVATIONS, ROW_MAPS, SOFTMAX, Phi

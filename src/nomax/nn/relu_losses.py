@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nomax.ops.rows import Rows
+from nomax.ops.problem import Rows
 
 # relu(s) / (γ·√(L/2)) with γ = 1; Attention(..., learned_gain="head") learns √2/γ for each head.
 RELUFORMER = "1.4142135623730951*relu/L^0.5"

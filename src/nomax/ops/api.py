@@ -9,7 +9,7 @@ from torch import Tensor
 from nomax.ops import backends, cpu, row_maps
 from nomax.ops.arguments import are_nested, canonical, canonical_packed, packed
 from nomax.ops.length import visible_keys
-from nomax.ops.rows import Rows
+from nomax.ops.problem import Rows
 from nomax.phi import SOFTMAX, Phi
 
 __all__ = ["attention", "varlen_attention", "visible_keys"]

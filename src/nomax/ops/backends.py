@@ -11,8 +11,7 @@ from nomax._files import did_you_mean
 from nomax.ops import cpu, length, reference, row_maps
 from nomax.ops.arguments import canonical
 from nomax.ops.build import BuildError
-from nomax.ops.problem import Problem
-from nomax.ops.rows import Rows, from_sums
+from nomax.ops.problem import Problem, Rows, from_sums
 from nomax.phi import ACTIVATIONS, MINUS_LOG_L, ROW_MAPS, SOFTMAX, Phi
 
 # Each has attend(problem), and all but the reference have unsupported(problem), the reasons why they cannot serve it.

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nomax.ops.problem import Problem, as_it_is, below, hidden, wide
-from nomax.ops.rows import Rows
+from nomax.ops.problem import Problem, Rows, as_it_is, below, hidden, wide
 from nomax.phi import SOFTMAX
 
 

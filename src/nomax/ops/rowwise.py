@@ -1,6 +1,6 @@
-"""LayerNorm and cross-entropy on the CPU kernels: the same functions as PyTorch's, several times faster."""
+"""LayerNorm, GELU and cross-entropy on the CPU kernels: the same functions as PyTorch's, several times faster."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,30 @@ from torch.autograd.function import once_differentiable
 from nomax.ops import cpu
 
 WIDEST = 4096  # row that the kernel of LayerNorm takes: MOST_NORMED in csrc/problem.h
+
+
+def gelu(
+    x: Tensor, bias: Tensor | None = None, approximate: Literal["none", "tanh"] = "none", *, spent: bool = False
+) -> Tensor:
+    """Compute F.gelu(x + bias), by our kernels wherever they serve: on the CPU, eagerly, to the first derivative.
+
+    bias: [x's last dimension], as a linear layer has it: adding it here saves that layer a pass over its result.
+    spent: nobody needs x afterwards, so the result may take its place. (It does if no gradient is wanted.)
+    """
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f'approximate={approximate!r} must be "none" or "tanh".')
+    if not cpu.serves(x):
+        return F.gelu(x if bias is None else (x + bias).to(x.dtype), approximate=approximate)
+    tanh = approximate == "tanh"
+    rows, bias = x.contiguous().reshape(-1, x.shape[-1]), None if bias is None else bias.float()
+    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        out: Tensor = _Gelu.apply(rows, bias, tanh)
+    elif spent:
+        torch.ops.nomax.gelu_(rows, bias, tanh)
+        out = rows
+    else:
+        out = torch.ops.nomax.gelu(rows, bias, tanh)
+    return out.view(x.shape)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
@@ -49,6 +73,25 @@ def _are_rows(*parameters: Tensor | None) -> bool:
 def _in_three(x: Tensor) -> Tensor:
     """Return x as [outer, inner, width], a view where its strides allow it."""
     return x.unsqueeze(0) if x.dim() == 2 else x.flatten(0, -3)
+
+
+class _Gelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
+        ctx.save_for_backward(x, bias)
+        ctx.tanh = tanh
+        return torch.ops.nomax.gelu(x, bias, tanh)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        x, bias = ctx.saved_tensors
+        bias_wanted = bias is not None and ctx.needs_input_grad[1]
+        if torch.is_grad_enabled():  # somebody wants the second derivative
+            inner = x if bias is None else (x + bias).to(x.dtype)
+            slope = torch.ops.aten.gelu_backward(grad, inner, approximate="tanh" if ctx.tanh else "none")
+            return slope, slope.sum(0, dtype=bias.dtype) if bias_wanted else None, None
+        slope, total = torch.ops.nomax.gelu_backward(grad.contiguous(), x, bias, ctx.tanh, bias_wanted)
+        return slope, total if bias_wanted else None, None
 
 
 class _LayerNorm(torch.autograd.Function):

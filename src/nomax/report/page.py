@@ -13,7 +13,7 @@ from typing import Annotated
 import tyro
 
 import nomax
-from nomax import _colours, _files
+from nomax import _figures, _files
 from nomax.console import Console
 from nomax.evaluate import terminal
 from nomax.report import results, words
@@ -136,8 +136,8 @@ def render(studies: Sequence[Section]) -> str:
 
 def _colour_sheet() -> str:
     """Return the colours as variables of the style sheet, light and, on a screen, dark."""
-    roles = {"paper": _colours.PAPER, "ink": _colours.INK, "soft": _colours.SOFT, "rule": _colours.RULE}
-    roles |= {"reproduced": _colours.GOOD, "contradicted": _colours.BAD, "undecided": _colours.OPEN}
+    roles = {"paper": _figures.PAPER, "ink": _figures.INK, "soft": _figures.SOFT, "rule": _figures.RULE}
+    roles |= {"reproduced": _figures.GOOD, "contradicted": _figures.BAD, "undecided": _figures.OPEN}
     light, dark = (
         "".join(f"--{name}:{getattr(colour, scheme)};" for name, colour in roles.items())
         for scheme in ("light", "dark")
@@ -203,15 +203,15 @@ def scale(stories: Iterable[results.Story]) -> str:
 def groups(verdicts: Sequence[Judged]) -> list[Group]:
     """Return the verdicts by the question that they answer; in each group, what was decided comes first."""
     order = {claim: place for place, claim in enumerate(CLAIMS)}
-    found = []
+    listed = []
     for title in (*GROUPS, OTHER):
         members = [judged for judged in verdicts if (judged.claim.group if judged.claim else OTHER) == title]
         members.sort(key=lambda judged: (judged.verdict.verdict == "undecided", order.get(judged.verdict.claim, 0)))
         counted = Counter[str](judged.verdict.verdict for judged in members)
         names = ("reproduced", "contradicted", "undecided")
         tally = ", ".join(f"{counted[name]} {name}" for name in names if counted[name])
-        found += [Group(title, tally, members)] if members else []
-    return found
+        listed += [Group(title, tally, members)] if members else []
+    return listed
 
 
 def one_number(judged: Judged) -> str:

@@ -15,8 +15,7 @@ from typing import Any
 from urllib.parse import quote
 from xml.etree import ElementTree
 
-from nomax import _colours
-from nomax.evaluate import figures
+from nomax import _figures
 
 ADVICE = "Restore it, or run the study again."
 LARGE_SVG = 400_000  # bytes; from here on a PNG beside it, if that is smaller, is shown instead
@@ -97,10 +96,10 @@ def chart(title: str, panels: Sequence[Panel], phis: Sequence[str]) -> Picture |
     shown = [panel for panel in panels if any(points for _, points in panel.finite)]
     if not shown:
         return None
-    with figures.require().rc_context({**figures.STYLE, "axes.titlesize": 10.5}):
-        content = figures.rendered(_paint(shown, phis), ".svg", title, "")
+    with _figures.require().rc_context({**_figures.STYLE, "axes.titlesize": 10.5}):
+        content = _figures.rendered(_paint(shown, phis), ".svg", title, "")
     # A tenth of a point is enough for curves, and their places are most of the file.
-    small = re.sub(rb' d="[^"]*"', lambda found: re.sub(rb"(\.\d)\d+", rb"\1", found[0]), content)
+    small = re.sub(rb' d="[^"]*"', lambda match: re.sub(rb"(\.\d)\d+", rb"\1", match[0]), content)
     return replace(svg(small, title), description=" ".join(panel.description for panel in shown))
 
 
@@ -109,7 +108,7 @@ def _paint(panels: Sequence[Panel], phis: Sequence[str]) -> Any:
     from matplotlib.lines import Line2D
 
     looks: list[dict[str, Any]] = [
-        {"color": _colours.PHI.get(phi, _colours.SOFT).light, "ls": STROKES[phis[:place].count(phi) % len(STROKES)]}
+        {"color": _figures.PHI.get(phi, _figures.SOFT).light, "ls": STROKES[phis[:place].count(phi) % len(STROKES)]}
         for place, phi in enumerate(phis)
     ]
     columns = min(len(panels), ACROSS)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from nomax import _colours
+from nomax import _figures
 from nomax.report import words
 from nomax.report.pictures import Panel, Picture, chart, picture
 from nomax.report.results import Attention, Curve, Figure, ResultsFolder, Verdict
@@ -199,7 +199,7 @@ def phis(labels: Sequence[str], known: Sequence[str]) -> list[str]:
     parts = [label.split(", ") for label in labels]
     places = range(min(map(len, parts)))
     apart = next((place for place in places if len({one[place] for one in parts}) > 1), 0)
-    return [_colours.activation(one[apart], otherwise) for one, otherwise in zip(parts, known, strict=True)]
+    return [_figures.activation(one[apart], otherwise) for one, otherwise in zip(parts, known, strict=True)]
 
 
 def _points(curve: Curve, values: Sequence[float | None]) -> list[tuple[float, float]]:

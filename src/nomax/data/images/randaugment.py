@@ -23,7 +23,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from nomax.data import randomness
+from nomax.data.order import RANDAUGMENT, bits
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -42,7 +42,7 @@ def randaugment(pixels: Bytes, count: int, level: int, seed: int, positions: npt
     """Apply `count` operations, chosen by (seed, position), to each image of a batch [n, 1 or 3, H, W]."""
     height, width = pixels.shape[2:]
     layers, numbers = np.arange(count)[:, None], np.arange(4)
-    chances = randomness.bits(seed, randomness.RANDAUGMENT, positions[:, None, None], layers, numbers)
+    chances = bits(seed, RANDAUGMENT, positions[:, None, None], layers, numbers)
     result = np.empty_like(pixels)
     for number, of_image in enumerate(chances.tolist()):
         image = pixels[number]

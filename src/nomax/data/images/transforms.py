@@ -16,9 +16,9 @@ import torch
 from PIL import Image
 from torch.nn.functional import interpolate
 
-from nomax.data import randomness
 from nomax.data.images.files import Box
 from nomax.data.images.randaugment import randaugment
+from nomax.data.order import CROP, FLIP, bits, uniform
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -96,9 +96,9 @@ class Augment:
     def finish(self, pixels: Bytes, seed: int, positions: npt.NDArray[np.int64]) -> Bytes:
         """Do all that comes after decoding and resizing, on a batch [n, channels, size, size]."""
         if self.crop == "pad":
-            pixels = _moved(pixels, randomness.uniform(seed, randomness.CROP, positions[:, None], np.arange(2)))
+            pixels = _moved(pixels, uniform(seed, CROP, positions[:, None], np.arange(2)))
         if self.flip:
-            flips = randomness.bits(seed, randomness.FLIP, positions) % np.uint64(2) == 1
+            flips = bits(seed, FLIP, positions) % np.uint64(2) == 1
             pixels[flips] = pixels[flips, :, :, ::-1]
         if self.randaug is not None:
             pixels = randaugment(pixels, *self.randaug, seed, positions)
@@ -172,7 +172,7 @@ def inception_box(width: int, height: int, area: tuple[float, float], seed: int,
     crops.) An image that allows no such part is taken whole.
     """
     for attempt in range(ATTEMPTS):
-        a, b, c, d = randomness.uniform(seed, randomness.CROP, position, attempt, np.arange(4)).tolist()
+        a, b, c, d = uniform(seed, CROP, position, attempt, np.arange(4)).tolist()
         aspect = ASPECT[0] + a * (ASPECT[1] - ASPECT[0])
         least = math.ceil(math.sqrt(area[0] * width * height / aspect))
         most = math.floor(min(math.sqrt(area[1] * width * height / aspect), height, width / aspect))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from nomax.data import randomness
+from nomax.data.order import BLOCKS, ORDER, bits
 from nomax.data.text.corpus import Corpus
 from nomax.data.text.tokenizer import BEGIN, END, PADDING, SEPARATOR, Tokenizer
 
@@ -221,11 +221,11 @@ class TokenOrder:
 @lru_cache(maxsize=4)
 def _epoch(order: TokenOrder, epoch: int) -> tuple[Integers, Integers]:
     """Return all examples, the longest buckets first, and the order in which the batches come."""
-    keys = randomness.bits(order.seed, randomness.ORDER, epoch, np.arange(len(order)))
+    keys = bits(order.seed, ORDER, epoch, np.arange(len(order)))
     batches = np.arange(order.steps_per_epoch)
     if not order.shuffle:
         return np.argsort(-order._rounded, kind="stable"), batches
-    turns = np.argsort(randomness.bits(order.seed, randomness.BLOCKS, epoch, batches))
+    turns = np.argsort(bits(order.seed, BLOCKS, epoch, batches))
     return np.lexsort((keys, -order._rounded)), turns
 
 

@@ -14,11 +14,10 @@ import tyro
 from rich.box import SIMPLE_HEAD
 from rich.text import Text
 
-from nomax import study
+from nomax import _figures, study
 from nomax.console import Console, Table
 from nomax.data import load as load_data
 from nomax.data.source import DataError
-from nomax.evaluate import figures
 from nomax.evaluate.accuracy import load_subset
 from nomax.evaluate.probe import probe_sets
 from nomax.study import setup as setups
@@ -167,7 +166,7 @@ def run(options: Options) -> int:
         if options.dry_run:
             print_runs(mine, store, _jobs(options), options.retry, console)
             return 0
-        figures.require()
+        _figures.require()
         text_setup.check([run for run in mine if isinstance(run, TextExperiment)])
         check_place(out, setup, len(grid))
         for option, folder in (("--store", options.store), ("--out", out)):
@@ -270,9 +269,9 @@ def verdict_table(title: str, verdicts: "Sequence[Verdict]", note: str) -> Table
     for column in ("claim", "verdict", "measured"):
         table.add_column(column, max_width=60)  # sentences, which a pipe would show on one line each
     for verdict in verdicts:
-        found = str(verdict.verdict)
+        outcome = str(verdict.verdict)
         told = f"{verdict.sentence} {verdict.needed}".strip()
-        table.add_row(verdict.text, Text(found, COLOURS.get(found, "")), told)
+        table.add_row(verdict.text, Text(outcome, COLOURS.get(outcome, "")), told)
     return table
 
 

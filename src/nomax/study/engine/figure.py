@@ -4,15 +4,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from nomax._colours import SOFT
-from nomax.evaluate import figures
+from nomax import _figures
+from nomax._figures import SOFT
 
 Cell = str | int | float | None
 
 MARKERS = {"relu": "o", "relu2": "s", "gelu": "^", "softplus": "D", "identity": "v", "relu6": "P", "sigmoid": "<"}
 # Large letters on a small sheet: the figure is still read at 400 pixels.
 STYLE: dict[Any, Any] = {
-    **figures.STYLE,
+    **_figures.STYLE,
     "font.size": 11,
     "axes.titlesize": 11.5,
     "axes.labelsize": 11,
@@ -44,13 +44,13 @@ class Figure:
 
     def draw(self) -> Any:
         """Return the matplotlib figure."""
-        with figures.require().rc_context(STYLE):
+        with _figures.require().rc_context(STYLE):
             return self.paint()
 
     def render(self, kind: Literal[".svg", ".png"] = ".svg") -> bytes:
         """Return the bytes of an .svg or .png file, with title and alternative text inside."""
-        with figures.require().rc_context(STYLE):
-            return figures.rendered(self.paint(), kind, self.title, self.alternative)
+        with _figures.require().rc_context(STYLE):
+            return _figures.rendered(self.paint(), kind, self.title, self.alternative)
 
 
 def sheet(panels: int, height: float = 3.9, same_y: bool = True, rows: int = 1) -> tuple[Any, list[Any]]:

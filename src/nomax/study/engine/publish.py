@@ -14,15 +14,21 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from inspect import getdoc, signature
 from pathlib import Path
+from statistics import median_low
 from typing import TYPE_CHECKING, Any, Literal
 
-from nomax import study
+import numpy as np
+import torch
+
+from nomax import data, study
 from nomax._files import read_json, to_json, write, write_json
-from nomax.phi import ROW_MAPS
-from nomax.study.engine.attention import write_attention
+from nomax.data.images.batches import evaluation_batches
+from nomax.data.source import part
+from nomax.evaluate import TrainedImageModel, attention_maps, load, maps, row_statistics
+from nomax.phi import ROW_MAPS, SOFTMAX
 from nomax.study.engine.experiment import Experiment
 from nomax.study.engine.publication import Publication, diagnostics_json, read_diagnostics
-from nomax.study.engine.result import Result, TrainedResult, finals, trained
+from nomax.study.engine.result import ImageResult, Result, TrainedResult, finals, trained
 from nomax.study.engine.store import OUTCOME, Store
 from nomax.study.setup import Setup
 from nomax.study.text_setup import TextSetup
@@ -38,6 +44,11 @@ ADVICE = "Restore it, or run the study again."
 NO_CLAIM = "This study judges no claim."
 POINTS = 200  # of a training curve
 PICTURES: tuple[Literal[".svg", ".png"], ...] = (".svg", ".png")
+# Of the look into trained models:
+IMAGES = 8  # for row statistics
+INDEX = 0  # the test image of the maps
+MOST = 6  # runs, so that their maps fit on a page
+LAYERS = 4
 
 
 def publish(
@@ -67,7 +78,8 @@ def publish(
         for figure in figures:
             for kind in PICTURES:
                 write(out / f"{figure.name}{kind}", figure.render(kind))
-        _write_runs(rows, out)
+        write_json(out / "runs.json", rows)
+        write(out / "runs.csv", to_csv(rows))
         write_json(out / "curves.json", [curve(row, store, before) for row in telling(rows)])
         if diagnostics:
             write(out / "diagnostics.json", diagnostics_json(diagnostics))
@@ -107,20 +119,18 @@ def draw(
 def redraw(folder: Path) -> list[Path]:
     """Draw the figures of a results folder again, from the numbers in it; returns the files.
 
-    Nothing else is written, except that measurements which an earlier nomax kept among the numbers of verdicts become
-    runs of their own. A ValueError says if the folder is damaged, or if the numbers behind a figure would change.
+    Nothing else is written. A ValueError says if the folder is damaged, or if the numbers behind a figure would change.
     """
-    about, runs, verdicts = (read_json(folder / f"{name}.json", ADVICE) for name in ("study", "runs", "verdicts"))
+    about, runs = (read_json(folder / f"{name}.json", ADVICE) for name in ("study", "runs"))
     try:
         own = next((word for word in shlex.split(about["command"]) if word.endswith(".py")), None)
         module = study.load(own or about["name"])
         rows, setup = [Result.from_dict(row) for row in runs], _setup(about["setup"], module)
         known = {figure["file"]: figure["table"] for figure in about["figures"]}
-        earlier = _earlier_measurements(module, rows, setup, verdicts)
         diagnostics = list(Publication.read(folder).diagnostics.values())
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{folder} does not hold what `nomax study` writes: {error!r}.") from None
-    figures = draw(module, [*rows, *earlier], setup, diagnostics)
+    figures = draw(module, rows, setup, diagnostics)
     drawn = {f"{figure.name}.svg": json.loads(to_json(_described(figure)))["table"] for figure in figures}
     if drawn != known:
         changed = [name for name in {**known, **drawn} if drawn.get(name) != known.get(name)]
@@ -131,27 +141,7 @@ def redraw(folder: Path) -> list[Path]:
     pictures = {folder / f"{figure.name}{kind}": figure.render(kind) for figure in figures for kind in PICTURES}
     for path, content in pictures.items():
         write(path, content)
-    if earlier:
-        _write_runs([*rows, *earlier], folder)
-        about["runs"]["done"] += len(earlier)
-        write_json(folder / "study.json", about)
     return list(pictures)
-
-
-def _earlier_measurements(
-    module: "Study", rows: Sequence[Result], setup: Setup | TextSetup, verdicts: Sequence[Mapping[str, Any]]
-) -> list[Result]:
-    """Return as runs what an earlier nomax measured while it published; nothing if there are such runs."""
-    if not hasattr(module, "earlier_measurements") or len(trained(rows)) < len(rows):
-        return []
-    numbers = {verdict["claim"]: verdict["numbers"] for verdict in verdicts}
-    earlier: list[Result] = module.earlier_measurements(setup, numbers)
-    return earlier
-
-
-def _write_runs(rows: Sequence[Result], folder: Path) -> None:
-    write_json(folder / "runs.json", rows)
-    write(folder / "runs.csv", to_csv(rows))
 
 
 def _setup(plain: Mapping[str, Any], module: "Study") -> Setup | TextSetup:
@@ -199,14 +189,14 @@ def to_csv(rows: Sequence[Result]) -> str:
 def table(rows: Sequence[Result]) -> tuple[list[str], list[list[Any]]]:
     """Return columns and cells: the ten-shot accuracy of each probe, and each number measured of text, has a column."""
     plain = list(dict.fromkeys(name for row in {type(row): row for row in rows}.values() for name in row.to_dict()))
-    found: dict[str, list[Any]] = {name: [getattr(row, name, None) for row in rows] for name in plain}
+    columns: dict[str, list[Any]] = {name: [getattr(row, name, None) for row in rows] for name in plain}
     for inside, start in (("probes", "ten_shot_"), ("measured", "")):
-        cells = found.pop(inside, [])
+        cells = columns.pop(inside, [])
         for name in sorted({name for cell in cells for name in cell or {}}):
-            found[f"{start}{name}"] = [(cell or {}).get(name) for cell in cells]
-    for name in {"settings", "numbers"} & found.keys():  # of measurements, each of which has its own
-        found[name] = [None if cell is None else json.dumps(cell, ensure_ascii=False) for cell in found[name]]
-    return list(found), [list(record) for record in zip(*found.values(), strict=True)]
+            columns[f"{start}{name}"] = [(cell or {}).get(name) for cell in cells]
+    for name in {"settings", "numbers"} & columns.keys():  # of measurements, each of which has its own
+        columns[name] = [None if cell is None else json.dumps(cell, ensure_ascii=False) for cell in columns[name]]
+    return list(columns), [list(record) for record in zip(*columns.values(), strict=True)]
 
 
 def telling(rows: Sequence[Result]) -> list[TrainedResult]:
@@ -302,3 +292,63 @@ def _remove_old_pictures(out: Path, names: set[str]) -> None:
 def _mean(lines: Sequence[Mapping[str, float]], name: str) -> float | None:
     values = [line[name] for line in lines if name in line]
     return round(sum(values) / len(values), 5) if values else None
+
+
+def write_attention(rows: Sequence[Result], store: Store, out: Path, before: Publication) -> None:
+    """Write row statistics and attention maps of a few image runs whose models are in the store.
+
+    If a model is not there, and its run was part of the publication before, the pictures of that stay.
+    """
+    images = [row for row in finals(rows) if isinstance(row, ImageResult)]
+    looked = worth_a_look(images)
+    chosen = [row for row in looked if (store.folder(row.key) / "model").is_dir()]
+    if any(row.key in before.rows for row in looked if row not in chosen):
+        return
+    for name in ("rows_statistics.json", "maps.svg", "maps.png"):  # the last as it was called before
+        (out / name).unlink(missing_ok=True)
+    if chosen:
+        write_json(out / "rows_statistics.json", _row_statistics(chosen, store))
+        write(out / "maps.svg", _attention_maps(chosen, store))
+
+
+def worth_a_look(rows: Sequence[ImageResult]) -> list[ImageResult]:
+    """Choose the runs to look into: of the first seed, middle length and one size, softmax and others at α = 1."""
+    done = [row for row in rows if row.status == "done"]
+    if not done:
+        return []
+    tokens = median_low(sorted({row.tokens for row in done}))
+    first = min(row.seed for row in done)
+    near = [row for row in done if row.seed == first and row.tokens == tokens]
+    near = [row for row in near if row.size == near[0].size]
+    return [row for row in near if row.activation == SOFTMAX or math.isclose(row.alpha, 1)][:MOST]
+
+
+def _row_statistics(rows: Sequence[ImageResult], store: Store) -> list[dict[str, Any]]:
+    """Return the entries of rows_statistics.json: every head of every layer."""
+    entries = []
+    for row in rows:
+        trained = load(store.folder(row.key))
+        heads = row_statistics(trained.model, _images(trained, row, IMAGES))
+        entries.append({"label": row.label, "layers": [dataclasses.asdict(head) for head in heads]})
+    return entries
+
+
+def _attention_maps(rows: Sequence[ImageResult], store: Store) -> bytes:
+    """Draw where the models look, as SVG, whose letters and background turn dark."""
+    shown, image = {}, torch.empty(0)
+    for row in rows:
+        trained = load(store.folder(row.key))
+        image = _images(trained, row, 1)[0]
+        # In units of 1/L, and over all heads.
+        shown[row.label.replace(", ", "\n")] = attention_maps(trained.model, image).mean(1) * row.tokens
+    depth = min(len(layers) for layers in shown.values())
+    layers = torch.linspace(0, depth - 1, min(depth, LAYERS)).round().int().tolist()
+    return maps.draw(image, shown, layers, "Where the mean patch looks (mean over heads)", ".svg")
+
+
+def _images(trained: TrainedImageModel, row: ImageResult, number: int) -> list[torch.Tensor]:
+    """Return so many test images as the model sees them, from the first on, spread evenly."""
+    source = data.load(row.data, "test", on_error=trained.config.on_error if trained.config else "raise")
+    places = np.linspace(INDEX, len(source) - 1, number).round().astype(np.int64)
+    with evaluation_batches(part(source, places), trained.transform, 8) as batches:
+        return [image for batch, _ in batches for image in batch]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, TypeVar
 
-from nomax.models.validation import check_fields
+from nomax._files import check_fields
 
 Status = Literal["done", "diverged", "failed"]
 PRIVATE = ("seconds", "core_seconds", "error")  # what differs where the same run is done twice
@@ -292,7 +292,7 @@ def _columns(kind: Any) -> list[str]:
     return [column.name for column in dataclasses.fields(kind)]
 
 
-def _same(found: Any, wanted: Any) -> bool:
-    if isinstance(found, float) and isinstance(wanted, int | float):
-        return math.isclose(found, wanted)  # an α from a grid may have gone through text
-    return bool(found == wanted)
+def _same(value: Any, wanted: Any) -> bool:
+    if isinstance(value, float) and isinstance(wanted, int | float):
+        return math.isclose(value, wanted)  # an α from a grid may have gone through text
+    return bool(value == wanted)

@@ -9,7 +9,6 @@ what the nonlinearity is worth, and whether weights start at a size of 1/L. What
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
-from typing import Any
 
 from nomax.phi import ACTIVATIONS, SOFTMAX, Phi
 from nomax.study.engine.experiment import Experiment, ImageExperiment
@@ -31,7 +30,6 @@ from nomax.study.engine.verdict import MARGIN, Verdict, above, agree, basis, per
 from nomax.study.setup import Setup
 from nomax.study.studies import alpha_sweep, initial, inside, speed
 from nomax.study.studies.alpha_sweep import Ground
-from nomax.train.console import Stop
 
 TITLE = "Which power of the sequence length?"
 CLAIMS = ("W-alpha", "W-h", "W-degrade", "W-identity", "W-init")
@@ -67,11 +65,6 @@ def _rank(run: ImageExperiment, setup: Setup) -> int:
     phi = Phi.parse(run.config.model.phi)
     rank = 0 if str(phi) in QUESTION else 1 if phi.activation in ("relu", "identity") else 2
     return rank + (run.config.data != setup.data) + (run.config.lr != setup.lr)
-
-
-def earlier_measurements(setup: Setup, numbers: Mapping[str, Mapping[str, Any]]) -> list[Result]:
-    """The weights of untrained models, which an earlier nomax did not keep: they come out the same every time."""
-    return [run.result("done", numbers=run.measure(Stop())) for run in initial.measurements(setup)]
 
 
 def figures(
@@ -240,7 +233,7 @@ def _identity(ground: Ground) -> Verdict:
         return ground.nothing("W-identity", "No seed has both relu and identity at α = 1 yet")
     gain, own_gain = pooled(cells), pooled(own)
     by_length = {tokens: contrast([entries]) for tokens, entries in sorted(cells.items())}
-    listed = "; ".join(f"L = {tokens}: {points(found)}" for tokens, found in by_length.items())
+    listed = "; ".join(f"L = {tokens}: {points(part)}" for tokens, part in by_length.items())
     used = [row for row in where(ground.same, alpha=1.0) if row.activation in ("relu", "identity")]
     sentence = (
         f"relu minus identity at α = 1: {points(gain)} ({basis(used, cells)}). {listed}. "

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
-from nomax import _colours
-from nomax._colours import INK, PAPER
+from nomax import _figures
+from nomax._figures import INK, PAPER
 from nomax.phi import SOFTMAX, Phi
 from nomax.study.claims import ACCURACY_BARS
 from nomax.study.engine.experiment import Experiment
@@ -65,8 +65,8 @@ class Line:
 
     def of(self, rows: Sequence[ImageResult], tokens: int) -> list[ImageResult]:
         """Its runs of one length, from the smallest α."""
-        found = where(rows, activation=self.activation, qk_norm=self.qk_norm, gate=self.gate, tokens=tokens)
-        return sorted(found, key=lambda row: (row.alpha, row.seed))
+        chosen = where(rows, activation=self.activation, qk_norm=self.qk_norm, gate=self.gate, tokens=tokens)
+        return sorted(chosen, key=lambda row: (row.alpha, row.seed))
 
 
 @dataclass(frozen=True)
@@ -190,13 +190,13 @@ def pairs(setup: Setup, seeds: Sequence[int], choices: Sequence[Mapping[str, Any
 
 def curve(rows: Sequence[ImageResult]) -> list[Point]:
     """A line's runs of one length as points over α."""
-    found = []
+    points = []
     for alpha in sorted({row.alpha for row in rows}):
         here = where(rows, alpha=alpha)
         entries = tuple(value for row in here if (value := accuracy(row)) is not None)
         if entries:
-            found.append(Point(alpha, entries, sum(row.status == "diverged" for row in here)))
-    return found
+            points.append(Point(alpha, entries, sum(row.status == "diverged" for row in here)))
+    return points
 
 
 def best_alpha(rows: Sequence[AnyResult], score: Callable[[AnyResult], float | None]) -> Best | None:
@@ -234,13 +234,14 @@ def _curves(
         value = score(row)
         if value is not None:
             by_seed.setdefault(row.seed, {})[row.alpha] = value
-    return grid, [[found[alpha] for alpha in grid] for _, found in sorted(by_seed.items()) if len(found) == len(grid)]
+    scores = [by_seed[seed] for seed in sorted(by_seed) if len(by_seed[seed]) == len(grid)]
+    return grid, [[by_alpha[alpha] for alpha in grid] for by_alpha in scores]
 
 
 def figure(rows: Sequence[ImageResult], lines: Sequence[Line], name: str, title: str, caption: str) -> Figure:
     """The figure of a sweep, in the paper's layout."""
-    found = len(seeds(rows))
-    told = f"{caption} Lines: mean over {found} seed{'s' * (found != 1)}; bands: lowest to highest. {CHANCE_NOTE}"
+    number = len(seeds(rows))
+    told = f"{caption} Lines: mean over {number} seed{'s' * (number != 1)}; bands: lowest to highest. {CHANCE_NOTE}"
     points = _points(rows, lines)
     if points and lowest(points) < floor(points):
         told += " What lies below the axis stands at its lower edge; the table has the values."
@@ -315,7 +316,7 @@ def _paint(rows: Sequence[ImageResult], lines: Sequence[Line]) -> Any:
     drawn = [line for line in lines if any(line.of(rows, tokens) for tokens in lengths(rows))]
     handles = [Line2D([], [], label=line.label, **_look(line)) for line in drawn]
     if where(rows, activation=SOFTMAX):
-        handles.append(Line2D([], [], color=_colours.of(SOFTMAX).light, lw=1.6, ls=(0, (5, 3)), label="softmax"))
+        handles.append(Line2D([], [], color=_figures.colour_of(SOFTMAX).light, lw=1.6, ls=(0, (5, 3)), label="softmax"))
     if any(row.status == "diverged" for row in rows):
         handles.append(Line2D([], [], ls="", marker="x", ms=8, mew=2, color=INK.light, label="diverged"))
     if handles:
@@ -337,7 +338,7 @@ def _paint_set(
         for line in lines:
             _draw(axis, curve(line.of(rows, tokens)), line, edge)
         for point in curve(Line(SOFTMAX, SOFTMAX).of(rows, tokens)):
-            colour = _colours.of(SOFTMAX).light
+            colour = _figures.colour_of(SOFTMAX).light
             axis.axhspan(min(point.entries), max(point.entries), color=colour, alpha=0.13, lw=0)
             axis.axhline(point.mean, color=colour, lw=1.6, ls=(0, (5, 3)), zorder=2.5)
         axis.set_title(f"{name}, L = {tokens:,}".removeprefix(", "))
@@ -363,7 +364,7 @@ def _draw(axis: Any, points: Sequence[Point], line: Line, edge: float) -> None:
 
 
 def _look(line: Line) -> dict[str, Any]:
-    colour = _colours.of(line.activation).light
+    colour = _figures.colour_of(line.activation).light
     main = line.activation == MAIN
     return {
         "color": colour,

@@ -128,23 +128,23 @@ def _difference(first: dict[int, Sequence[float]], second: dict[int, Sequence[fl
 
 
 def _distant(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
-    found = {}
+    leads = {}
     for name in ("distant", "frequent"):
         ours, softmax = (
             values(where(rows, attention=kind), lambda row: row.tokens, measurement(name)) for kind in (OURS, SOFTMAX)
         )
-        found[name] = pooled(paired(ours, softmax))
+        leads[name] = pooled(paired(ours, softmax))
     everywhere = values(rows, lambda row: row.tokens, measurement("frequent_keys"))
     share = sum(everywhere.values()) / len(everywhere) if everywhere else float("nan")
     sentence = (
-        f"From {LONG} tokens on rows of ReLUFormer's encoder have {spread(found['distant'], signed=True)} more of "
-        f"their weight on keys beyond {FAR} tokens than softmax, and {spread(found['frequent'], signed=True)} more on "
+        f"From {LONG} tokens on rows of ReLUFormer's encoder have {spread(leads['distant'], signed=True)} more of "
+        f"their weight on keys beyond {FAR} tokens than softmax, and {spread(leads['frequent'], signed=True)} more on "
         f"the {FREQUENT} most frequent pieces, which stand in for commas and stop words and are {share:.2f} of all. "
         "The paper shows this in maps of single heads at 1,024 tokens. Reproduced if the first interval is above 0 and "
         "the second below, contradicted if one lies on the other side"
     )
-    outcome = worst([above(found["distant"], 0), above(turned(found["frequent"]), 0)])
-    return _if_translated("S-distant", outcome, sentence, rows, setup, {**found, "share of frequent pieces": share})
+    outcome = worst([above(leads["distant"], 0), above(turned(leads["frequent"]), 0)])
+    return _if_translated("S-distant", outcome, sentence, rows, setup, {**leads, "share of frequent pieces": share})
 
 
 def _if_translated(

@@ -12,13 +12,13 @@ results/gate/verdicts.md.
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 
-from nomax import _colours
+from nomax import _figures
 from nomax.models import ViT, ViTConfig
 from nomax.nn.attention import Gate
 from nomax.study.engine.experiment import Experiment, Measurement, vit_macs
@@ -110,17 +110,6 @@ def costs_to_measure(setup: Setup) -> list[GateCost]:
         models = [setup.run("relu/L", patch=patch).config.model for patch in setup.patches]
     ordered = sorted(models, key=lambda model: model.tokens)
     return [GateCost(replace(model, phi="relu/L", gate=None), GATE) for model in ordered]
-
-
-def earlier_measurements(setup: Setup, numbers: Mapping[str, Mapping[str, Any]]) -> list[Result]:
-    """The costs that an earlier nomax kept among the numbers of the verdict alone."""
-    kept = numbers["W-gatecost"]
-    return [
-        cost.result(
-            "done", numbers={RATIOS: kept["rounds"][cost.variant], ADDED: [kept["multiply-adds"][cost.variant]]}
-        )
-        for cost in costs_to_measure(setup)
-    ]
 
 
 def figures(rows: Sequence[Result], setup: Setup) -> list[Figure]:
@@ -273,15 +262,15 @@ def _paint_costs(costs: Sequence[Cost]) -> Any:
     from matplotlib.ticker import PercentFormatter
 
     picture, (axis,) = sheet(1, height=3.4)
-    timed, counted = _colours.of("relu").light, _colours.SOFT.light
+    timed, counted = _figures.colour_of("relu").light, _figures.SOFT.light
     if not costs:
         nothing_yet(axis)
     for place, cost in enumerate(costs):
         axis.plot([place, place], [cost.time.low, cost.time.high], "-", lw=2.2, color=timed, zorder=3)
         axis.plot(place, cost.time.mean, "o", ms=8, color=timed, zorder=4)
         axis.plot(place + 0.12, cost.macs, "s", ms=7, color=counted, zorder=4)
-    axis.axhline(PAPER, color=_colours.INK.light, lw=1.3, ls=(0, (5, 3)))
-    axis.axhline(0, color=_colours.SOFT.light, lw=0.8)
+    axis.axhline(PAPER, color=_figures.INK.light, lw=1.3, ls=(0, (5, 3)))
+    axis.axhline(0, color=_figures.SOFT.light, lw=0.8)
     axis.set_xticks(range(len(costs)), [f"{cost.variant} (L = {cost.tokens})" for cost in costs])
     axis.set_xlim(-0.6, max(len(costs), 1) - 0.4)
     axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None, symbol=" %"))
@@ -289,7 +278,7 @@ def _paint_costs(costs: Sequence[Cost]) -> Any:
     handles = [
         Line2D([], [], color=timed, marker="o", ms=8, lw=2.2, label="CPU time, 95 % interval"),
         Line2D([], [], color=counted, marker="s", ms=7, ls="", label="multiply-adds"),
-        Line2D([], [], color=_colours.INK.light, lw=1.3, ls=(0, (5, 3)), label="paper, S/8"),
+        Line2D([], [], color=_figures.INK.light, lw=1.3, ls=(0, (5, 3)), label="paper, S/8"),
     ]
     legend(picture, handles, columns=3)
     return picture

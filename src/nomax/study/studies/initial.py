@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from nomax import _colours
+from nomax import _figures
 from nomax.data.images.batches import evaluation_batches
 from nomax.data.images.transforms import Evaluation
 from nomax.data.source import part
@@ -234,12 +234,18 @@ def _paint(starts: tuple[Start, ...], setup: Setup) -> Any:
     for alpha in POWERS:
         line = sums(starts, "relu", alpha)
         left.plot(
-            list(line), [v / n for n, v in line.items()], styles[alpha], marker="o", color=_colours.of("relu").light
+            list(line),
+            [v / n for n, v in line.items()],
+            styles[alpha],
+            marker="o",
+            color=_figures.colour_of("relu").light,
         )
         last = max(line)
         left.annotate(f"α = {alpha:g}", (last, line[last] / last), (8, 0), textcoords="offset points", va="center")
     line = sums(starts, SOFTMAX, 0.0)
-    left.plot(list(line), [v / n for n, v in line.items()], color=_colours.of(SOFTMAX).light, lw=1.3, ls=(0, (5, 3)))
+    left.plot(
+        list(line), [v / n for n, v in line.items()], color=_figures.colour_of(SOFTMAX).light, lw=1.3, ls=(0, (5, 3))
+    )
     left.set(
         xlim=(0.8 * min(line), 3 * max(line)),
         xscale="log",
@@ -250,20 +256,20 @@ def _paint(starts: tuple[Start, ...], setup: Setup) -> Any:
     )
     plain_powers(left.yaxis)
     for name in setup.activations:
-        colour, line = _colours.of(name).light, sums(starts, name)
+        colour, line = _figures.colour_of(name).light, sums(starts, name)
         right.plot(list(line), list(line.values()), "-", marker=MARKERS.get(name, "*"), color=colour)
         if name in EXPECTED:
             right.axhline(EXPECTED[name], color=colour, lw=1, ls=":")
-    right.axhline(1, color=_colours.of(SOFTMAX).light, lw=1.3, ls=(0, (5, 3)))
+    right.axhline(1, color=_figures.colour_of(SOFTMAX).light, lw=1.3, ls=(0, (5, 3)))
     right.set(xscale="log", title="α = 1", xlabel="L", ylabel="L × mean weight")
     for axis in (left, right):
         axis.set_xticks(sorted(line), [str(tokens) for tokens in sorted(line)], minor=False)
         axis.set_xticks([], minor=True)
     handles = [
-        Line2D([], [], color=_colours.of(name).light, marker=MARKERS.get(name, "*"), label=name)
+        Line2D([], [], color=_figures.colour_of(name).light, marker=MARKERS.get(name, "*"), label=name)
         for name in setup.activations
     ]
-    handles.append(Line2D([], [], color=_colours.of(SOFTMAX).light, lw=1.3, ls=(0, (5, 3)), label="softmax"))
+    handles.append(Line2D([], [], color=_figures.colour_of(SOFTMAX).light, lw=1.3, ls=(0, (5, 3)), label="softmax"))
     legend(picture, handles)
     return picture
 

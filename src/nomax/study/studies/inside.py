@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean, geometric_mean
 from typing import Any
 
-from nomax import _colours
+from nomax import _figures
 from nomax.phi import SOFTMAX
 from nomax.study.engine.figure import Figure, Table, legend, nothing_yet, plain_powers, sheet
 from nomax.study.engine.result import ImageResult
@@ -144,7 +144,7 @@ def lengths_shown(lines: Sequence[Line]) -> list[int]:
 
 def _look(line: Line) -> dict[str, Any]:
     return {
-        "color": _colours.of(line.activation).light,
+        "color": _figures.colour_of(line.activation).light,
         "ls": (0, (5, 3)) if line.activation == SOFTMAX else STYLES.get(line.alpha, "-"),
         "lw": 2.2 if line.alpha == 1 else 1.5,
     }

@@ -10,7 +10,7 @@ its own best. It judges no claim. What came out: results/rate/rate.svg.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nomax import _colours
+from nomax import _figures
 from nomax.phi import SOFTMAX
 from nomax.study.engine.experiment import Experiment
 from nomax.study.engine.figure import Figure, Table, legend, nothing_yet, percent_axis, sheet
@@ -80,7 +80,7 @@ def _paint(tried: Mapping[str, Mapping[float, float]]) -> Any:
     handles = []
     for place, (phi, values) in enumerate(tried.items()):
         look: dict[str, Any] = {
-            "color": _colours.of(phi).light,
+            "color": _figures.colour_of(phi).light,
             "marker": MARKERS[place % len(MARKERS)],
             "ls": DASHES[place % len(DASHES)],
         }

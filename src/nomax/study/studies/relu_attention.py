@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from nomax import _colours
+from nomax import _figures
 from nomax.models import ReLUFormer, ReLUFormerConfig
 from nomax.phi import SOFTMAX
 from nomax.study.engine.experiment import (
@@ -127,11 +127,6 @@ def grid(setup: TextSetup, seeds: Sequence[int]) -> list[Experiment]:
 def speed_to_measure(setup: TextSetup) -> Speed:
     """The measurement of all kinds."""
     return Speed(setup.reluformer().config.model)
-
-
-def earlier_measurements(setup: TextSetup, numbers: Mapping[str, Mapping[str, Any]]) -> list[Result]:
-    """The times that an earlier nomax kept among the numbers of the verdict alone."""
-    return [speed_to_measure(setup).result("done", numbers=numbers["S-speed"]["seconds"])]
 
 
 def figures(rows: Sequence[Result], setup: TextSetup) -> list[Figure]:
@@ -314,10 +309,10 @@ def _paint_speed(ratio: Mapping[str, Interval]) -> Any:
         nothing_yet(axis)
         return picture
     for place, (name, interval) in enumerate(ratio.items()):
-        colour = _colours.of(name).light
+        colour = _figures.colour_of(name).light
         axis.plot([interval.low, interval.high], [place] * 2, lw=1.6, color=colour)
         axis.plot(interval.mean, place, "o", ms=7, color=colour)
-    axis.axvline(1, color=_colours.of("relu").light, lw=1.3, ls=(0, (5, 3)))
+    axis.axvline(1, color=_figures.colour_of("relu").light, lw=1.3, ls=(0, (5, 3)))
     axis.set_yticks(range(len(ratio)), list(ratio))
     axis.invert_yaxis()
     axis.set_xlabel("time relative to ReLUFormer")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import fmean, geometric_mean
 from typing import Any
 
-from nomax import _colours
+from nomax import _figures
 from nomax.phi import SOFTMAX
 from nomax.study.claims import ACCURACY_BARS, LARGEST_BARS
 from nomax.study.engine.experiment import Experiment
@@ -127,7 +127,7 @@ def verdicts(rows: Sequence[ImageResult], setup: Setup) -> list[Verdict]:
 
 def collect(rows: Sequence[ImageResult], score: Callable[[ImageResult], float | None]) -> list[Point]:
     """The points of a panel, from the least compute. Without a finished run that has this score there are none."""
-    found = []
+    marks = []
     if any(row.status == "done" and score(row) is not None for row in rows):
         for phi in PHIS:
             for variant in dict.fromkeys(row.variant for row in where(rows, phi=phi)):
@@ -138,8 +138,8 @@ def collect(rows: Sequence[ImageResult], score: Callable[[ImageResult], float | 
                     hours = geometric_mean([row.core_seconds / 3600 for row in done])
                     lost = sum(row.status == "diverged" for row in here)
                     point = Point(phi, variant, here[0].tokens, hours, here[0].train_flops, entries, lost)
-                    found.append(point)
-    return sorted(found, key=lambda point: point.core_hours)
+                    marks.append(point)
+    return sorted(marks, key=lambda point: point.core_hours)
 
 
 def _matches(claim: str, name: str, rows: Sequence[ImageResult], setup: Setup) -> Verdict:
@@ -157,7 +157,7 @@ def _matches(claim: str, name: str, rows: Sequence[ImageResult], setup: Setup) -
     by_size = {variant: contrast([entries]) for variant, entries in cells.items()}
     steeper, at_most = trend(cells, flops)
     slopes = {phi: _slope([point for point in collect(judged, score) if point.phi == phi]) for phi in PHIS}
-    listed = ", ".join(f"{variant} {100 * found.mean:+.2f}".replace("-", "−") for variant, found in by_size.items())
+    listed = ", ".join(f"{variant} {100 * gain.mean:+.2f}".replace("-", "−") for variant, gain in by_size.items())
 
     def signed(slope: float) -> str:
         return f"{100 * slope:+.1f}".replace("-", "−")
@@ -252,20 +252,20 @@ def _table(panels: dict[str, list[Point]]) -> Table:
             len(point.entries),
             point.lost,
         )
-        for name, found in panels.items()
-        for point in found
+        for name, marks in panels.items()
+        for point in marks
     ]
     return Table(columns, tuple(rows))
 
 
 def _describe(panels: dict[str, list[Point]]) -> str:
     sentences = []
-    for name, found in panels.items():
+    for name, marks in panels.items():
         parts = [
             f"{phi} from {percent(line[0].mean)} ({line[0].variant}, {line[0].core_hours:.2g} core-hours) to "
             f"{percent(line[-1].mean)} ({line[-1].variant}, {line[-1].core_hours:.2g})"
             for phi in PHIS
-            if (line := [point for point in found if point.phi == phi])
+            if (line := [point for point in marks if point.phi == phi])
         ]
         start = f"{name[0].upper()}{name[1:]} against compute, logarithmic"
         sentences.append(f"{start}: {'; '.join(parts) or 'no finished run with this score'}.")
@@ -275,33 +275,33 @@ def _describe(panels: dict[str, list[Point]]) -> str:
 def _paint(panels: dict[str, list[Point]]) -> Any:
     from matplotlib.lines import Line2D
 
-    shown = {name: found for name, found in panels.items() if found or name == "accuracy"}
+    shown = {name: marks for name, marks in panels.items() if marks or name == "accuracy"}
     picture, axes = sheet(len(shown), height=4.6, same_y=False)
-    variants = list(dict.fromkeys(point.variant for found in panels.values() for point in found))
+    variants = list(dict.fromkeys(point.variant for marks in panels.values() for point in marks))
     markers = {variant: MARKERS[place % len(MARKERS)] for place, variant in enumerate(variants)}
-    for axis, (name, found) in zip(axes, shown.items(), strict=True):
-        _panel(axis, found, markers)
+    for axis, (name, marks) in zip(axes, shown.items(), strict=True):
+        _panel(axis, marks, markers)
         axis.set_ylabel(name)
         percent_axis(axis)
-    handles = [Line2D([], [], color=_colours.of(phi).light, lw=2.5, label=phi) for phi in PHIS]
+    handles = [Line2D([], [], color=_figures.colour_of(phi).light, lw=2.5, label=phi) for phi in PHIS]
     handles += [
-        Line2D([], [], ls="", marker=marker, color=_colours.SOFT.light, ms=7, label=name)
+        Line2D([], [], ls="", marker=marker, color=_figures.SOFT.light, ms=7, label=name)
         for name, marker in markers.items()
     ]
-    if any(point.lost for found in panels.values() for point in found):
-        handles.append(Line2D([], [], ls="", marker="x", ms=8, mew=2, color=_colours.INK.light, label="some diverged"))
+    if any(point.lost for marks in panels.values() for point in marks):
+        handles.append(Line2D([], [], ls="", marker="x", ms=8, mew=2, color=_figures.INK.light, label="some diverged"))
     legend(picture, handles, columns=6)
     return picture
 
 
-def _panel(axis: Any, found: Sequence[Point], markers: dict[str, str]) -> None:
-    if not found:
+def _panel(axis: Any, marks: Sequence[Point], markers: dict[str, str]) -> None:
+    if not marks:
         nothing_yet(axis)
         return
     axis.set_xscale("log")
     for phi in PHIS:
-        colour = _colours.of(phi).light
-        line = [point for point in found if point.phi == phi]
+        colour = _figures.colour_of(phi).light
+        line = [point for point in marks if point.phi == phi]
         slope = _slope(line)
         if math.isfinite(slope):
             ends = [line[0].core_hours, line[-1].core_hours]
@@ -313,13 +313,13 @@ def _panel(axis: Any, found: Sequence[Point], markers: dict[str, str]) -> None:
             axis.plot([point.core_hours] * 2, [min(point.entries), max(point.entries)], "-", lw=1.2, color=colour)
             marker = markers[point.variant]
             axis.plot(
-                point.core_hours, point.mean, marker, ms=7.5, color=colour, mec=_colours.PAPER.light, mew=0.7, zorder=3
+                point.core_hours, point.mean, marker, ms=7.5, color=colour, mec=_figures.PAPER.light, mew=0.7, zorder=3
             )
             if point.lost:
                 axis.plot(point.core_hours, point.mean, "x", ms=10, mew=2, color=colour, zorder=4)
     axis.set_xlabel("core-hours")
     _hours(axis)
-    _operations(axis, found)
+    _operations(axis, marks)
 
 
 def _hours(axis: Any) -> None:
@@ -332,13 +332,13 @@ def _hours(axis: Any) -> None:
     axis.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _operations(axis: Any, found: Sequence[Point]) -> None:
+def _operations(axis: Any, marks: Sequence[Point]) -> None:
     """At the top, the operations of each model at the mean of its places. Labels that would touch are left out."""
     from matplotlib.ticker import NullFormatter, NullLocator
 
     places = {
-        point.flops: geometric_mean([other.core_hours for other in found if other.flops == point.flops])
-        for point in found
+        point.flops: geometric_mean([other.core_hours for other in marks if other.flops == point.flops])
+        for point in marks
     }
     low, high = (math.log(value) for value in axis.get_xlim())
     kept: dict[float, str] = {}

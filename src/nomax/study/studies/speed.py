@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 
-from nomax import _colours
+from nomax import _figures
 from nomax.ops.api import attention
 from nomax.phi import SOFTMAX
 from nomax.study.engine.experiment import Measurement
@@ -96,13 +96,15 @@ def figure(rows: Sequence[Result]) -> Figure:
         f"thread: means over {ROUNDS} interleaved rounds with 95 % intervals, {HEADS} heads of dimension {DIM}, "
         f"{TOKENS:,} tokens in a call. Beyond 1, relu/L is faster."
     )
-    words = "; ".join(f"{dtype}, L = {length}: {found.mean:.2f} times" for (dtype, length), found in ratio.items())
+    words = "; ".join(
+        f"{dtype}, L = {length}: {estimate.mean:.2f} times" for (dtype, length), estimate in ratio.items()
+    )
     alternative = f"The time of softmax over that of relu/L. {words or 'Nothing has been measured yet'}."
     table = Table(
         ("precision", "L", "softmax's time over relu/L's", "from", "to"),
         tuple(
-            (dtype, length, round(found.mean, 3), round(found.low, 3), round(found.high, 3))
-            for (dtype, length), found in ratio.items()
+            (dtype, length, round(estimate.mean, 3), round(estimate.low, 3), round(estimate.high, 3))
+            for (dtype, length), estimate in ratio.items()
         ),
     )
     return Figure("speed", "Speed on this machine", caption, alternative, table, lambda: _paint(ratio))
@@ -113,14 +115,14 @@ def _paint(ratio: dict[tuple[str, int], Interval]) -> Any:
     if not ratio:
         nothing_yet(axis)
         return picture
-    for place, found in enumerate(ratio.values()):
-        colour = _colours.of(RELU).light
-        axis.plot([found.low, found.high], [place] * 2, lw=1.6, color=colour)
-        axis.plot(found.mean, place, "o", ms=7, color=colour)
-        axis.annotate(f"{found.mean:.1f}×", (found.high, place), (6, 0), textcoords="offset points", va="center")
-    axis.axvline(1, color=_colours.of(SOFTMAX).light, lw=1.6, ls=(0, (5, 3)))
+    for place, estimate in enumerate(ratio.values()):
+        colour = _figures.colour_of(RELU).light
+        axis.plot([estimate.low, estimate.high], [place] * 2, lw=1.6, color=colour)
+        axis.plot(estimate.mean, place, "o", ms=7, color=colour)
+        axis.annotate(f"{estimate.mean:.1f}×", (estimate.high, place), (6, 0), textcoords="offset points", va="center")
+    axis.axvline(1, color=_figures.colour_of(SOFTMAX).light, lw=1.6, ls=(0, (5, 3)))
     axis.set_yticks(range(len(ratio)), [f"{dtype}, L = {length}" for dtype, length in ratio])
     axis.invert_yaxis()
-    axis.set_xlim(left=0, right=1.15 * max(found.high for found in ratio.values()))
+    axis.set_xlim(left=0, right=1.15 * max(estimate.high for estimate in ratio.values()))
     axis.set_xlabel("softmax's time ÷ relu/L's")
     return picture

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, TypeVar
 
-from nomax import _colours
-from nomax._colours import INK, PAPER
+from nomax import _figures
+from nomax._figures import INK, PAPER
 from nomax.phi import SOFTMAX
 from nomax.study.claims import BLEU_BAR
 from nomax.study.engine.figure import MARKERS, Figure, Table, legend, nothing_yet, plain_powers, sheet
@@ -33,8 +33,8 @@ def loss(row: TextResult) -> float | None:
 
 def quality(row: TextResult) -> float | None:
     """Minus the loss: the larger, the better."""
-    found = loss(row)
-    return None if found is None else -found
+    nll = loss(row)
+    return None if nll is None else -nll
 
 
 def measurement(name: str) -> Callable[[TextResult], float | None]:
@@ -53,10 +53,10 @@ def collected(
     rows: Sequence[TextResult], cell: Callable[[TextResult], Cell], score: Callable[[TextResult], float | None]
 ) -> dict[Cell, list[float]]:
     """The values of each cell, over the seeds."""
-    found: dict[Cell, list[float]] = {}
+    by_cell: dict[Cell, list[float]] = {}
     for (place, _), value in values(rows, cell, score).items():
-        found.setdefault(place, []).append(value)
-    return found
+        by_cell.setdefault(place, []).append(value)
+    return by_cell
 
 
 def basis(rows: Sequence[TextResult], cells: dict[Cell, list[float]]) -> str:
@@ -262,13 +262,13 @@ def collect(
         groups.setdefault((kind(row), place(row)), []).append(row)
     order = list(dict.fromkeys(name for name, _ in groups))
     keys = sorted(groups, key=lambda key: (order.index(key[0]), key[1] or 0.0))
-    found = []
+    points = []
     for key in keys:
         here = groups[key]
         entries = tuple(tuple(v for row in here if (v := panel.score(row)) is not None) for panel in panels)
         lost = sum(row.status == "diverged" for row in here)
-        found.append(Point(key[0], here[0].activation, key[1], entries, len(here), lost))
-    return found
+        points.append(Point(key[0], here[0].activation, key[1], entries, len(here), lost))
+    return points
 
 
 def table(points: Sequence[Point], panels: Sequence[Panel], axis: str) -> Table:
@@ -396,7 +396,7 @@ def _finish(picture: Any, handles: list[Any], points: Sequence[Point]) -> None:
 
 
 def _colour(point: Point) -> str:
-    return _colours.of(point.kind, point.activation).light
+    return _figures.colour_of(point.kind, point.activation).light
 
 
 def _looks(points: Sequence[Point]) -> dict[str, dict[str, Any]]:

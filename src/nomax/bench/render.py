@@ -1,19 +1,125 @@
-"""The figures of benches, as SVG text with a title and a description for those who cannot see them."""
+"""Results as text and figures: numbers, tables on the terminal and in Markdown, and SVG with descriptions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nomax import _colours
-from nomax._colours import BAD, GOOD, INK, PAPER
-from nomax.bench.results import Goal, Results, counted
-from nomax.evaluate import figures
+from rich.box import SIMPLE_HEAD
 
-STYLE: dict[Any, Any] = {**figures.STYLE, "font.size": 10, "axes.spines.left": False}
+from nomax import _figures
+from nomax._figures import BAD, GOOD, INK, PAPER
+from nomax.bench.results import Goal, Results, counted
+from nomax.console import Table
+
+GOAL_COLUMNS = ("goal", "mode", "bound", "worst", "verdict", "where the worst was")
+STYLE: dict[Any, Any] = {**_figures.STYLE, "font.size": 10, "axes.spines.left": False}
 # Apart in shape, too, for those who do not see red and green.
 KEPT: dict[str, Any] = {"marker": "o", "ms": 7, "color": GOOD.light}
 MISSED: dict[str, Any] = {"marker": "X", "ms": 8, "color": BAD.light}
 # All bars are of one φ, and have its colour; those of the second mode are paler.
 STRENGTHS, LETTERS = (1.0, 0.4), (PAPER.light, INK.light)
+
+
+def seconds(value: float | None) -> str:
+    """Write a time in the unit that suits it."""
+    if value is None:
+        return "–"
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value / 1e-6:.3g} µs"
+
+
+def times(value: float | None) -> str:
+    """Write a ratio."""
+    return "–" if value is None else f"{value:.2f}×" if value < 10 else f"{value:.0f}×"
+
+
+def number(value: float | None, form: str = ",.0f") -> str:
+    """Write a number in a format, or a dash if there is none."""
+    return f"{value:{form}}" if value else "–"
+
+
+def terminal_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", words: int = 2) -> Table:
+    """Return a table for the terminal; the first columns, so many, hold words, the others numbers."""
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", title=f"\n{title}" if title else None)
+    for place, column in enumerate(columns):
+        table.add_column(column.replace("vs ", "vs\n"), justify="left" if place < words else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = ["| " + " | ".join(cells) + " |" for cells in (columns, ["---"] * len(columns), *rows)]
+    return "\n".join(lines)
+
+
+def goal_rows(results: Results) -> list[tuple[str, str, str, str, str, str]]:
+    """Return goal, mode, bound, worst value, verdict and where the worst was."""
+    rows = []
+    for goal in results.goals:
+        sign, bound = ("≥", goal["at_least"]) if "at_least" in goal else ("≤", goal["at_most"])
+        percent = "share" in goal["quantity"]
+        bound_text = f"{sign} {bound:.0%}" if percent else f"{sign} {bound:g}×"
+        worst, verdict = "–", goal["verdict"]
+        if "worst" in goal:
+            worst = f"{goal['worst']:.1%}" if percent else f"{goal['worst']:.3g}×"
+        if verdict == "not met":
+            verdict = f"not met in {goal['measured'] - goal['kept']} of {goal['measured']}"
+        rows.append((goal["goal"], goal["mode"], bound_text, worst, verdict, goal.get("where", "")))
+    return rows
+
+
+def goal_table(results: Results) -> Table:
+    """Return every goal with its worst case, for the terminal."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, title="\nGoals", title_style="bold")
+    for name in ("", "goal", "bound", "worst", "verdict"):
+        table.add_column(name)
+    for text, mode, bound, worst, verdict, where in goal_rows(results):
+        mark, style = {"met": ("✓", "green"), "not measured": ("·", "dim")}.get(verdict, ("✗", "red"))
+        table.add_row(mark, f"{text}, {mode}", bound, worst, f"{verdict}\n({where})" if where else verdict, style=style)
+    return table
+
+
+def missing(results: Results, shape: str | None = None) -> list[str]:
+    """Return the participants that could not run, with the reason and where: of one shape, or of all."""
+    places: dict[str, list[str]] = {}
+    for case in results.cases:
+        for name, reason in case.unavailable.items() if shape in (None, case.shape) else ():
+            places.setdefault(f"{name} could not run: {reason}", []).append(case.label())
+    return [f"{text} ({'; '.join(where)})" for text, where in places.items()]
+
+
+def measured_on(results: Results, *peers: str) -> str:
+    """Name the machine, the software, peers included, and the day."""
+    machine, versions = results.machine, results.versions
+    software = ", ".join(f"{name} {versions[name]}" for name in ("nomax", "torch", *peers) if name in versions)
+    return (
+        f"{machine['cpu']} ({machine['cores']} cores, {machine['kernels']} kernels), {software}, {results.started[:10]}"
+    )
+
+
+def best_of(results: Results) -> str:
+    """Explain the ratios."""
+    return (
+        f"“vs” is the other's time divided by ours, each the best of {results.options['rounds']} interleaved rounds "
+        "(three for calls of over 2 s, one of over 8 s)."
+    )
+
+
+def markdown(name: str, results: Results, report: Sequence[str]) -> str:
+    """Return the Markdown file of a bench: what must be known before reading it, the report, and the goals."""
+    parts = [f"<!-- Written by `nomax bench {name}`; the raw samples are in {name}.json. -->"]
+    if results.smoke:
+        parts.append("**A smoke run: the sizes are toys and these numbers mean nothing.**")
+    elif not results.finished:
+        parts.append("**The run was stopped: these are its results until then.**")
+    if wrong := results.wrong():
+        parts.append("**Wrong results, and so no ratios, for:**\n\n" + "\n".join(f"- {check}" for check in wrong))
+    parts += [*report, *(f"- {line}" for line in missing(results))]
+    parts.append("**Goals**\n\n" + markdown_table(GOAL_COLUMNS, goal_rows(results)))
+    return "\n\n".join(parts) + "\n"
 
 
 def goal_figure(title: str, goals: Sequence[Goal], results: Results) -> str:
@@ -81,7 +187,7 @@ def speedup_figure(
     }
     threads = sorted({case.threads for case in results.cases}) or [1]
     dtypes = list(dict.fromkeys(case.dtype for case in results.cases)) or ["float32"]
-    colour = _colours.of(results.cases[0].ours[0] if results.cases else "").light
+    colour = _figures.colour_of(results.cases[0].ours[0] if results.cases else "").light
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.5, 1.7 + 0.52 * max(len(shapes), 2)), layout="constrained")
         axes = figure.subplots(1, len(dtypes), sharey=True, squeeze=False)[0]
@@ -120,7 +226,7 @@ def parts_figure(title: str, parts: Mapping[str, Mapping[str, float]], results: 
     from matplotlib.patches import Patch
 
     names = list(next(iter(parts.values()), {}))
-    colours = [colour.light for colour in _colours.PHI.values()][: len(names)]
+    colours = [colour.light for colour in _figures.PHI.values()][: len(names)]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.5, 2.0 + 0.42 * len(parts)), layout="constrained")
         axis = figure.subplots()
@@ -178,4 +284,4 @@ def _scale(axis: Any, largest: float, label: str) -> None:
 def _finished(figure: Any, title: str, handles: list[Any], results: Results, description: str) -> str:
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 5), frameon=False)
     figure.suptitle(title + (" (smoke run)" if results.smoke else ""), fontsize=12.5, fontweight="bold")
-    return figures.rendered(figure, ".svg", title, description).decode()
+    return _figures.rendered(figure, ".svg", title, description).decode()
