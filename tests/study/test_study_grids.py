@@ -1,7 +1,9 @@
 """The grids of the studies of images: what they hold, that they pair, and share runs; and what all studies say."""
 
 import dataclasses
+import json
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from study_rows import SETUP, grid
 
 from nomax import data, study
 from nomax.study import STUDIES, setup
+from nomax.study.engine.result import Result
 from nomax.study.engine.verdict import CLAIMS
 from nomax.study.setup import SETUPS
 
@@ -165,3 +168,14 @@ def test_the_named_setups_give_runs_that_can_start(setup: str) -> None:
     for name in NAMES:
         for run in grid(name, chosen, chosen.seeds[:1]):
             run.config.check()
+
+
+def test_the_learning_rates_of_a_day_are_those_that_did_best_in_the_published_trials() -> None:
+    rate = study.load("rate")
+    published = json.loads((Path(__file__).parents[2] / "results" / "rate" / "runs.json").read_text())
+    rows = [Result.from_dict(row) for row in published]
+    assert all(row.trial for row in rows)
+    best = rate.best_rates(rate.trials(rows))
+    assert {"softmax", "relu/L", "relu"} <= best.keys()
+    assert SETUPS["day"].lr == best["softmax"]
+    assert {phi: SETUPS["day"].own_rate(phi) for phi in best} == best
