@@ -1,1 +1,1 @@
-"""Speed and memory, measured here and now and always as a ratio to a peer in the same run."""
+"""Speed and memory, measured on this machine and always as a ratio to a peer in the same run."""

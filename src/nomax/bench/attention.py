@@ -85,8 +85,8 @@ class Options(harness.ThreadedOptions):
 
     Correctness comes first: a shape on which nomax is wrong by more than twice the error of plain PyTorch in the same
     precision is not timed, and the exit code is 1. Then all participants take turns, round after round, and the best
-    round of each counts. Most of the waiting is for torch.compile, which prepares the peers, and for slow peers. Ctrl-C
-    stops it and keeps what was measured.
+    round of each counts. Most of the time goes into torch.compile, which prepares the peers, and into slow peers.
+    Ctrl-C stops it and keeps the measurements so far.
 
     Writes attention.json (every sample, machine, versions), attention.md (tables) and attention.svg (a figure).
     """
@@ -98,11 +98,11 @@ class Options(harness.ThreadedOptions):
     peers: tuple[str, ...] = tuple(PEERS)
     """sdpa: softmax; eager, compiled: relu/L in PyTorch; flex: FlexAttention in log space; peak: the core's limit."""
     phis: tuple[str, ...] = (*SMOOTH, "identity/L")
-    """Other activations of ours, measured beside relu/L where there are at least 197 queries."""
+    """Other activations to measure besides relu/L, for shapes with at least 197 queries."""
     rounds: int = 7
     """Samples of every participant; the best counts. Each lasts at least about 20 ms."""
     memory: bool = True
-    """Measure the peak memory of a call with 16,384 keys, too."""
+    """Also measure the peak memory of a call with 16,384 keys."""
 
     def validate(self) -> None:
         for name in self.shapes:
@@ -148,7 +148,7 @@ def _measure(options: Options, run: Run) -> Iterator[RenderableType]:
 
 
 def _entries(options: Options, shape: Shape) -> dict[str, str]:
-    """Return what we enter into the race for a shape: names, and the φ that they stand for."""
+    """Return our participants for a shape: names, and the φ that they stand for."""
     entries = {OURS: OURS}
     if SHAPES[shape.name].queries >= OTHER_PHIS_FROM:
         entries |= {phi: phi for phi in options.phis}
@@ -158,8 +158,8 @@ def _entries(options: Options, shape: Shape) -> dict[str, str]:
 def compare(check: Check, inputs: Inputs, phi: str, *, gradients: bool, everywhere: bool) -> None:
     """Compare our output and gradients with float64.
 
-    Unless `everywhere`, only the first and the last heads are compared: activations differ inside a tile only, and one
-    of them is checked fully.
+    Unless `everywhere`, only the first and the last heads are compared: activations differ only inside a tile, and one
+    of them is checked in full.
     """
     mine = outputs(ours(inputs, phi), inputs, gradients)
     parts = list(inputs.parts())
@@ -217,7 +217,7 @@ def _peak_memory(participant: str, mode: str, length: int) -> PeakMemory:
 
 
 def long_call_bytes(participant: str, mode: str, length: int) -> int:
-    """Return what one call adds to this process at its peak."""
+    """Return how much memory one call adds to this process at its peak."""
 
     def attend(inputs: Inputs) -> None:
         attention = sdpa(inputs) if participant == "sdpa" else ours(inputs, participant)
@@ -229,7 +229,7 @@ def long_call_bytes(participant: str, mode: str, length: int) -> int:
 
 
 def _shape_tables(results: Results, shape: Shape) -> Group:
-    """Show all that was measured of one shape. A ratio is the peer's time divided by ours."""
+    """Show all measurements of one shape. A ratio is the peer's time divided by ours."""
     cases = [case for case in results.cases if case.shape == shape.name]
     sizes = f"{shape.batch}×{shape.num_heads} heads, {shape.queries} queries, {shape.keys} keys, D {shape.head_dim}"
     parts: list[RenderableType] = [Text.assemble((f"\n{shape.name}", "bold"), f"  {shape.note}: {sizes}")]
@@ -261,7 +261,7 @@ def _table(cases: list[Case], columns: list[str], rows: list[list[str]]) -> Rend
 
 
 def report(results: Results) -> list[str]:
-    """Return the tables for the README, with what they were measured on."""
+    """Return the tables for the README, with the conditions of the measurement."""
     threads = sorted({case.threads for case in results.cases}) or [1]
     counts = f"{' / '.join(map(str, threads))} thread{'s' * (threads[-1] > 1)}"
     parts = [
@@ -307,7 +307,7 @@ def _row(results: Results, name: str, dtype: str, mode: str, threads: list[int])
 
 
 def draw(results: Results) -> str:
-    """Draw how many times as fast as softmax attention we are, shape by shape."""
+    """Draw our speed-up over softmax attention, shape by shape."""
     shapes = list(dict.fromkeys(case.shape for case in results.cases if case.shape != "tiny"))
     return speedup_figure(TITLE, results, GOALS, peer=("sdpa", "SDPA"), shapes=shapes, modes=(FORWARD, BACKWARD))
 

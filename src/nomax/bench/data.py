@@ -1,4 +1,4 @@
-"""`nomax bench data`: how many images a second our input pipeline makes, against torchvision's on the same files."""
+"""`nomax bench data`: images per second of our input pipeline, against torchvision's on the same files."""
 
 import dataclasses
 import io
@@ -44,12 +44,13 @@ Sampler = Callable[[], float]
 
 @dataclass(frozen=True)
 class Options(harness.Options):
-    """Measure the input pipeline: images a second, against torchvision's ImageFolder and DataLoader on the same files.
+    """Measure the input pipeline in images per second, against torchvision's ImageFolder and DataLoader.
 
-    Both sides decode whole JPEGs, crop as RandomResizedCrop does, resize with antialiasing, flip, and scale to [-1, 1].
-    It is checked first that the same crop gives the same image. Then they take turns, round after round, and the best
-    round of each counts. The JPEGs are made from noise and shapes, unless you name a folder of yours. A second race
-    is on 32×32 arrays, moved by up to 4 pixels and flipped. Ctrl-C stops it and keeps what was measured.
+    Both sides read the same files, decode whole JPEGs, crop as RandomResizedCrop does, resize with antialiasing, flip,
+    and scale to [-1, 1]. First, a check makes sure that the same crop gives the same image. Then they take turns, round
+    after round, and the best round of each counts. The JPEGs are made from noise and shapes, unless you name your own
+    folder. A second race is on 32×32 arrays, shifted by up to 4 pixels and flipped. Ctrl-C stops it and keeps the
+    measurements so far.
 
     Writes data.json (every sample, machine, versions) and data.md (a table).
     """
@@ -57,15 +58,15 @@ class Options(harness.Options):
     folder: Path | None = None
     """Your own images (FOLDER/train/CLASS/…) instead of generated JPEGs of 500×375 pixels."""
     photos: int = 512
-    """JPEGs to generate. They are read again and again, and so from memory rather than from the disk."""
+    """JPEGs to generate. They are read repeatedly, so they come from memory rather than from the disk."""
     images: int = 1024
-    """Images of one sample."""
+    """Images per sample."""
     size: int = 224
     """Size of the crops."""
     batch_size: int = 64
-    """Images in a batch."""
+    """Images per batch."""
     workers: tuple[int, ...] = (0, 1, 2) if (os.cpu_count() or 1) > 1 else (0, 1)
-    """Numbers of worker processes to measure with, one after the other; 0: the main process does it all."""
+    """Numbers of worker processes to measure with, one after the other; 0: the main process does everything."""
     rounds: int = 5
     """Samples of every participant; the best counts."""
 
@@ -152,7 +153,7 @@ def photo(number: int) -> bytes:
 
 
 def random_arrays(count: int = 4096, size: int = 32) -> ArraySource:
-    """Return images of noise: what is in them does not matter, as nothing is decoded."""
+    """Return images of noise: their contents do not matter, as nothing is decoded."""
     random = np.random.default_rng(0)
     pixels = random.integers(0, 256, (count, size, size, 3), dtype=np.uint8)
     return ArraySource(pixels, random.integers(0, 10, count), [str(n) for n in range(10)], "noise")
@@ -175,7 +176,7 @@ class SameCrops(Augment):
 
 
 def difference(source: Source, augment: Augment, count: int = 16) -> float:
-    """Return how far our images are from torchvision's at the same crops and flips: the mean over pixels in [-1, 1]."""
+    """Return the mean difference of our pixels, in [-1, 1], from torchvision's with the same crops and flips."""
     from torchvision.transforms import functional
 
     count = min(count, len(source))
@@ -194,14 +195,14 @@ def difference(source: Source, augment: Augment, count: int = 16) -> float:
 
 @dataclass(frozen=True)
 class Loading:
-    """The amount that a sample loads, and the number of its worker processes."""
+    """The number of images that a sample loads, and of its worker processes."""
 
     steps: int
     batch_size: int
     workers: int
 
     def case(self, shape: str, ours: tuple[str, ...]) -> Case:
-        """Return the case to measure; workers have one thread each, and so has the main process, to compare with."""
+        """Return the case to measure; workers have one thread each, and so does the main process, for comparison."""
         items = self.steps * self.batch_size
         return Case(shape, "float32", LOADING, 1, ours=ours, items=items, workers=self.workers)
 
@@ -288,7 +289,7 @@ def _table(results: Results, shape: str) -> RenderableType:
 
 
 def report(results: Results) -> list[str]:
-    """Return the table for the README, with what it was measured on."""
+    """Return the table for the README, with the conditions of the measurement."""
     options, size = results.options, f"{WIDTH}×{HEIGHT}"
     files = options["folder"] or f"{options['photos']} JPEGs of {size} pixels made from noise and shapes"
     text = (

@@ -1,15 +1,15 @@
-"""The operation and its gradients in float64, from closed forms, and how far float32 arithmetic may stray from them.
+"""The operation and its gradients in float64, from closed forms, and the error that float32 arithmetic may make.
 
 The rule, for every number that the kernels return. Let ε = 2^-24, one rounding in float32, and k(n) = 4·(1 + √n).
 
 - A score, scale·Σ q·k + bias + shift over D dimensions, may be off by k(D)·ε times the sum of the magnitudes of its
   terms. Its weight and its slope follow: they are taken at both ends of that interval.
-- A sum of n terms may be off by k(n)·ε times the sum of their magnitudes, on top of what its terms are off by.
-- In bfloat16, where the CPU multiplies pairs of it, each weight and each gradient of a score is rounded to it once.
+- A sum of n terms may be off by k(n)·ε times the sum of their magnitudes, on top of the errors of its terms.
+- In bfloat16, on CPUs that multiply pairs of it, each weight and each gradient of a score is rounded to it once.
 - The result is rounded to its dtype.
 
 So a result that is tiny because large terms cancel may have a large relative error, as in any order of summation, and a
-gradient at the kink of a relu may have either slope. Nothing here is shared with the library but the definition.
+gradient at the kink of a relu may have either slope. Nothing here is shared with the library except the definition.
 """
 
 import math
@@ -64,7 +64,7 @@ ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], tupl
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A call in float64, [B, H, Lq, D] with as many key heads as query heads, and what arrives at its results."""
+    """A call in float64, [B, H, Lq, D] with as many key heads as query heads, and the gradients of its results."""
 
     query: Tensor
     key: Tensor
@@ -84,14 +84,14 @@ class Problem:
 
 
 def allowance(n: int) -> float:
-    """k(n)·ε."""
+    """Return k(n)·ε."""
     return 4 * (1 + math.sqrt(n)) * EPSILON
 
 
 def results(p: Problem, rows: bool) -> dict[str, Bounded]:
-    """The output and, if they are wanted, rows and gradients; those of key and value still with a head per query head.
+    """Return the output and, on request, rows and gradients; those of key and value still with a head per query head.
 
-    "scores" is the gradient of the scores, which those of biases add up.
+    "scores" is the gradient of the scores, which sums up to those of biases.
     """
     h_of, slope_of = ACTIVATIONS[p.activation]
     keys, queries = p.key.shape[2], p.query.shape[2] * p.group
@@ -183,9 +183,9 @@ def results(p: Problem, rows: bool) -> dict[str, Bounded]:
 
 
 def worst(got: Tensor, exact: Tensor, bound: Tensor) -> Tensor:
-    """How often the allowed error goes into the actual one, number by number: above 1 the rule is broken.
+    """Return the actual error divided by the allowed one, number by number: above 1 the rule is broken.
 
-    The final rounding, half a unit in the last place, is taken off the error first.
+    The final rounding, half a unit in the last place, is first subtracted from the error.
     """
     limits = torch.finfo(got.dtype)
     exponent = torch.frexp(exact.abs() + bound).exponent

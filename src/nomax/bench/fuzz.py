@@ -1,4 +1,4 @@
-"""Random calls of the operation, each made from a seed and a number alone, and their results against `exact`."""
+"""Random calls of the operation, each determined by a seed and a number, and their results against `exact`."""
 
 import math
 import os
@@ -28,7 +28,7 @@ POISONS = {"NaN": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A call: its tensors as [B, H, L, D] (packed ones padded), its arguments, and what it is an example of."""
+    """A call: its tensors as [B, H, L, D] (packed ones padded), its arguments, and the kind of case it is."""
 
     number: int
     kinds: dict[str, str]  # what to count it as
@@ -64,7 +64,7 @@ class Case:
 
 
 def draw(seed: int, number: int) -> Case:
-    """The case with this number of this seed."""
+    """Draw the case with this number for this seed."""
     chance = random.Random(f"{seed} {number}")
     torch.default_generator.manual_seed(chance.getrandbits(60))
     dtype_name = chance.choice(tuple(DTYPES))
@@ -152,7 +152,7 @@ def draw(seed: int, number: int) -> Case:
 
 
 def call(case: Case) -> dict[str, Tensor]:
-    """The kernels' results through the public door, packed ones padded again."""
+    """Return the kernels' results through the public API, packed ones padded again."""
     leaves = {name: getattr(case, name).detach() for name in ("query", "key", "value")}
     grad, grad_rows, mask = case.grad, list(case.grad_rows), case.mask
     if case.lengths is not None:
@@ -199,14 +199,14 @@ def call(case: Case) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What the results must be, how far off they may be, and which of them a number that is not finite may reach."""
+    """The correct results, the allowed errors, and the results that a non-finite number may affect."""
 
     results: dict[str, exact.Bounded]
     reached: dict[str, Tensor]
 
 
 def expected(case: Case) -> Expectation:
-    """What a case must give, in float64."""
+    """Compute the expected results of a case, in float64."""
     batch, heads, queries, keys = *case.query.shape[:3], case.key.shape[2]
     seen = torch.ones(batch, heads, queries, keys, dtype=torch.bool)
     present = torch.ones(batch, 1, queries, 1, dtype=torch.bool)
@@ -274,7 +274,7 @@ def expected(case: Case) -> Expectation:
 
 
 def compare(case: Case, found: dict[str, Tensor], expectation: Expectation, pairs: bool) -> dict[str, Tensor]:
-    """For each result, how often the allowed error goes into the actual one, number by number.
+    """Return the actual error divided by the allowed one for each result, number by number.
 
     pairs: whether the kernels multiplied pairs of bfloat16.
     """
@@ -293,7 +293,7 @@ def compare(case: Case, found: dict[str, Tensor], expectation: Expectation, pair
 
 @contextmanager
 def instructions(name: str) -> Iterator[None]:
-    """Let the kernels use this instruction set."""
+    """Make the kernels use this instruction set."""
     before = os.environ.get("NOMAX_ISA")
     os.environ["NOMAX_ISA"] = name
     try:
@@ -306,13 +306,13 @@ def instructions(name: str) -> Iterator[None]:
 
 
 def _length(chance: random.Random) -> int:
-    """Mostly short, at times across the kernels' blocks of 60, 128, 192 and 512, and at times nothing at all."""
+    """Draw a length: mostly short, sometimes across the kernels' blocks of 60, 128, 192 and 512, sometimes zero."""
     most = chance.choices((0, 9, 40, 140, 700), (0.2, 12, 3, 0.6, 0.04))[0]
     return chance.randint(min(1, most), most)
 
 
 def _tensor(batch: int, heads: int, length: int, dim: int, layout: str) -> Tensor:
-    """Normal numbers, as [batch, heads, length, dim], in one of the layouts that models have."""
+    """Draw normal numbers, as [batch, heads, length, dim], in one of the layouts that models use."""
     match layout:
         case "joint":  # one third of a joint projection
             return torch.randn(batch, length, 3, heads, dim).permute(2, 0, 3, 1, 4)[1]
@@ -384,7 +384,7 @@ def _sum_to(x: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _reached(case: Case, seen: Tensor, coins: Tensor) -> dict[str, Tensor]:
-    """Which results depend on a number that is not finite."""
+    """Find the results that depend on a non-finite number."""
 
     def strange(name: str) -> Tensor:
         x = case.poison.get(name)

@@ -1,6 +1,6 @@
 """Run a bench: its options, its checks and races, and the files that it writes.
 
-A subject is one file: its Options, its goals, and a Bench of `measure` and `report`, handed to `run_bench`.
+A subject is one file: its Options, its goals, and a Bench of `measure` and `report`, passed to `run_bench`.
 """
 
 import ctypes
@@ -42,13 +42,13 @@ class Options:
     """The options that all benches have."""
 
     rounds: int = 5
-    """Samples of every participant; the best counts. Calls of over 2 seconds get three, of over 8 one."""
+    """Samples per participant; the best counts. Calls longer than 2 seconds get three, longer than 8 one."""
     output: Path | None = None
-    """Folder for the results; if not given, benchmarks/results below the current folder."""
+    """Folder for the results; by default benchmarks/results below the current folder."""
     load_limit: float = 0.5
     """Refuse to start while the machine is busier than this (its load average over the last minute)."""
     smoke: bool = False
-    """Try it on toy sizes, with the first of several settings, in seconds: shows only that it works."""
+    """Run on toy sizes, with the first of several settings, in seconds, only to check that it works."""
 
     def validate(self) -> None:
         """Raise an error that says what is wrong with the options, or which package is missing."""
@@ -70,26 +70,26 @@ class ThreadedOptions(Options):
 
 
 class Run:
-    """A bench under way: its subject checks, races and tells its progress here."""
+    """A bench in progress: its subject runs checks and races and reports its progress here."""
 
     def __init__(self, options: Options, results: Results, progress: Progress) -> None:
         self.results = results
         self._options, self._progress, self._task = options, progress, progress.add_task("")
 
     def expect(self, steps: int) -> None:
-        """Say how many checks, races and other steps there will be."""
+        """Set the total number of checks, races and other steps."""
         self._progress.update(self._task, total=steps)
 
     @contextmanager
     def step(self, text: str) -> Iterator[None]:
-        """Show a step while it is under way."""
+        """Show a step while it is running."""
         self._progress.update(self._task, description=text)
         yield
         self._progress.advance(self._task)
 
     @contextmanager
     def checking(self, shape: str, dtype: str, name: str) -> Iterator[Check]:
-        """Check a participant of ours: a crash is a wrong result too, and what follows is still worth measuring."""
+        """Check a participant of ours: a crash is a wrong result too, and the rest is still worth measuring."""
         torch.set_num_threads(max(getattr(self._options, "threads", (1,))))
         check = Check(shape, dtype, name)
         with self.step(f"{shape}, {dtype}, {name}: checking"):
@@ -100,12 +100,12 @@ class Run:
         self.results.checks.append(check)
 
     def race(self, case: Case, calls: Mapping[str, Callable[[], Any]]) -> None:
-        """Time calls against each other; the case gets their seconds, and the results the case."""
+        """Time calls against each other; add their seconds to the case, and the case to the results."""
         least_seconds = 1e-4 if self._options.smoke else 0.02
         self._measure(case, lambda: race(calls, self._options.rounds, least_seconds))
 
     def take_turns(self, case: Case, samplers: Mapping[str, Callable[[], float]]) -> None:
-        """Do the same for participants that return the seconds that count."""
+        """Do the same for participants that return the seconds to count."""
         self._measure(case, lambda: take_turns(samplers, dict.fromkeys(samplers, self._options.rounds)))
 
     def _measure(self, case: Case, samples: Callable[[], dict[str, list[float]]]) -> None:
@@ -115,13 +115,13 @@ class Run:
         self.results.cases.append(case)
 
     def note_versions(self, *packages: str) -> None:
-        """Note the versions of peers."""
+        """Record the versions of peers."""
         self.results.versions |= {name: version(name) for name in packages}
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A subject: its name, what it measures, what it reports, and what it wants to reach."""
+    """A subject: its name, its measurements, its report, and its goals."""
 
     name: str
     measure: Callable[[Any, Run], Iterator[RenderableType]]  # gets the options, yields tables as they are finished
@@ -133,7 +133,7 @@ class Bench:
 def run_bench(bench: Bench, options: Options) -> int:
     """Measure, show each table when it is done, and write NAME.json, NAME.md and, if the bench draws one, NAME.svg.
 
-    Returns 0 if all is right, 1 if a result was wrong, 2 if the options cannot be served, 130 if it was stopped.
+    Returns 0 on success, 1 if a result was wrong, 2 if the options cannot be met, 130 if it was stopped.
     """
     try:
         _require_positive(options)
@@ -201,7 +201,7 @@ def _require_positive(options: Options) -> None:
 
 
 def known(kind: str, name: str, table: Collection[str]) -> str:
-    """Return a name that is in the table; otherwise an error says which one may have been meant."""
+    """Return a name that is in the table; otherwise raise an error that suggests one."""
     if name in table:
         return name
     hint = did_you_mean(name, table, cutoff=0.4)
@@ -225,7 +225,7 @@ def race(calls: Mapping[str, Callable[[], Any]], rounds: int, least_seconds: flo
 
 
 def take_turns(samplers: Mapping[str, Callable[[], float]], rounds: Mapping[str, int]) -> dict[str, list[float]]:
-    """Sample interleaved, round after round, so that all participants meet the same machine."""
+    """Sample interleaved, round after round, so that all participants face the same conditions."""
     samples: dict[str, list[float]] = {name: [] for name in samplers}
     for number in range(max(rounds.values(), default=0)):
         # There and back again: a machine that slows down or speeds up favours nobody.
@@ -252,7 +252,7 @@ def _repeats(call: Callable[[], Any], first: float, least_seconds: float) -> int
 
 
 def bytes_in_a_fresh_process(function: Callable[..., int], *arguments: str | int) -> int | str:
-    """Return what a function returns in a process of its own, where nothing has left memory behind, or why it fails."""
+    """Call a function in its own process, where nothing has left memory behind; return its result or why it failed."""
     call = f"from {function.__module__} import {function.__name__} as f; print(f(*{arguments!r}))"
     process = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True)
     if process.returncode != 0:
@@ -262,7 +262,7 @@ def bytes_in_a_fresh_process(function: Callable[..., int], *arguments: str | int
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """Return how far the peak of this process rises above its present memory in a call (Linux with glibc only)."""
+    """Return how far this process's peak memory rises above its current memory in a call (Linux with glibc only)."""
     # Memory that was freed but not given back would be used again, and what uses it would look free.
     ctypes.CDLL(None).malloc_trim(0)
     before = _resident("VmRSS")
@@ -279,7 +279,7 @@ def _resident(name: str) -> int:
 
 
 def load() -> float:
-    """Return how many processes wanted to run, on average over the last minute."""
+    """Return the load average over the last minute."""
     return os.getloadavg()[0]
 
 
@@ -294,7 +294,7 @@ def check_load(limit: float) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Describe the machine, and the instructions that we use of it."""
+    """Describe the machine, and the instruction set in use."""
     flags = run_folder.cpu_flags()
     try:
         kernels = cpu.instruction_set()
@@ -325,7 +325,7 @@ def _progress(console: Console) -> Progress:
 
 @contextmanager
 def threads_restored() -> Iterator[None]:
-    """Leave torch with the number of threads that it had before."""
+    """Restore torch's number of threads afterwards."""
     before = torch.get_num_threads()
     try:
         yield

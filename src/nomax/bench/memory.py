@@ -47,14 +47,14 @@ class Options(harness.ThreadedOptions):
     """Measure nn.Memory, a feed-forward layer of learned slots, against plain PyTorch: φ(x @ keys.T) @ values.
 
     With 65,536 slots the plain version holds a weight for every token and slot, several times over in training; ours
-    computes blocks of them. Few slots show that nothing is lost where nothing is to be gained. Training is forward and
-    backward, with gradients of x, keys and values. Peak memory is what a training call adds to a process of its own.
+    computes them in blocks. Few slots show that nothing is lost where there is nothing to gain. Training is forward and
+    backward, with gradients of x, keys and values. Peak memory is what a training call adds to a separate process.
 
     Correctness comes first: a layer that is wrong by more than twice the error of the plain version is not timed, and
     the exit code is 1. Then both take turns, round after round, and the best round of each counts.
 
     Writes memory.json (every sample, machine, versions), memory.md (tables) and memory.svg (a figure). Ctrl-C stops it
-    and keeps what was measured.
+    and keeps the measurements so far.
     """
 
     slots: tuple[int, ...] = (*FEW, MANY)
@@ -62,7 +62,7 @@ class Options(harness.ThreadedOptions):
     tokens: tuple[int, ...] = TOKENS
     """Numbers of tokens in a call."""
     phis: tuple[Literal["relu", "softmax"], ...] = PHIS
-    """The functions that make weights of scores."""
+    """The φ to measure, which turn scores into weights."""
     modes: tuple[Literal["inference", "training"], ...] = MODES
     """The work: inference, training, or both."""
     dim: int = 256
@@ -97,7 +97,7 @@ def _measure(options: Options, run: Run) -> Iterator[RenderableType]:
 
 
 class Plain(nn.Module):
-    """The three lines."""
+    """Compute the memory in three lines of plain PyTorch."""
 
     def __init__(self, layer: Memory) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ def _outputs(layer: nn.Module, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
 
 
 def peak_memory(phi: str, slots: int, tokens: int, dim: int) -> list[PeakMemory]:
-    """Measure what a training call takes at its peak, ours as a share of the plain one."""
+    """Measure the peak memory of a training call, ours as a share of the plain one."""
     entry = partial(PeakMemory, mode=TRAINING, length=tokens, unit="tokens")
     sizes = {
         who: harness.bytes_in_a_fresh_process(training_bytes, who, phi, slots, tokens, dim) for who in (OURS, PLAIN)
@@ -160,7 +160,7 @@ def peak_memory(phi: str, slots: int, tokens: int, dim: int) -> list[PeakMemory]
 
 
 def training_bytes(who: str, phi: str, slots: int, tokens: int, dim: int) -> int:
-    """Return what a training call adds to this process at its peak."""
+    """Return how much memory a training call adds to this process at its peak."""
     torch.set_num_threads(1)
     _call(make_layers(phi, 8, dim)[who], torch.randn(8, dim), TRAINING)()  # what comes with the first does not count
     layer = make_layers(phi, slots, dim)[who]
@@ -192,7 +192,7 @@ def _table(phi: str, results: Results) -> RenderableType:
 
 
 def report(results: Results) -> list[str]:
-    """Return the tables for the README, with what they were measured on."""
+    """Return the tables for the README, with the conditions of the measurement."""
     text = (
         f"nn.Memory, dim {results.options['dim']}, float32, against `φ(x @ keys.T) @ values` in PyTorch, on "
         f"{render.measured_on(results)}. {render.best_of(results)} Training is forward and backward; GFLOP/s counts "

@@ -1,4 +1,4 @@
-"""Who takes part in races of one attention call: the named shapes and their tensors, our operation, and its peers.
+"""Participants in races of one attention call: the named shapes and their tensors, our operation, and its peers.
 
 B batch entries, H heads, L queries, K keys and D dimensions of a head.
 """
@@ -48,7 +48,7 @@ class Shape:
         return replace(self, batch=min(self.batch, 2), num_heads=min(self.num_heads, 2), head_dim=8, **small)
 
     def lengths(self) -> list[int]:
-        """Return how many keys each batch entry has: all, or when padded from about 0.3 of them to all."""
+        """Return the number of keys of each batch entry: all, or, when padded, from about 0.3 of them to all."""
         if not self.padded:
             return [self.keys] * self.batch
         return [round(self.keys * float(share)) for share in torch.linspace(0.3, 1, self.batch)]
@@ -84,7 +84,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of every participant: contiguous tensors, and the mask in the forms that peers take it."""
+    """The inputs of every participant: contiguous tensors, and the mask in the forms that peers need."""
 
     query: Tensor  # [B, H, L, D]
     key: Tensor  # [B, H, K, D]
@@ -96,14 +96,14 @@ class Inputs:
 
     @property
     def mask(self) -> Tensor | None:
-        """[B, 1, 1, K], True where a query may look; None if only the causal rule or nothing hides keys."""
+        """[B, 1, 1, K], True for keys that a query may see; None if only the causal rule or nothing hides keys."""
         if self.lengths is None:
             return None
         return torch.arange(self.key.shape[2]) < self.lengths[:, None, None, None]
 
     @property
     def hidden(self) -> Tensor | None:
-        """True where a query may not look, broadcastable to [B, H, L, K]."""
+        """True for keys that a query may not see, broadcastable to [B, H, L, K]."""
         if self.causal:
             return torch.ones(self.query.shape[2], self.key.shape[2], dtype=torch.bool).triu(1)
         return None if self.mask is None else ~self.mask
@@ -149,7 +149,7 @@ def make_inputs(shape: Shape, dtype: torch.dtype) -> Inputs:
 
 
 def ours(inputs: Inputs, phi: str) -> Attention:
-    """Return our operation through its public door, on the backend that is under test."""
+    """Return our operation through its public API, on the backend under test."""
     # Looked up now and not at import: a test replaces it.
     return partial(nomax.attention, attn_mask=inputs.mask, is_causal=inputs.causal, phi=phi, backend="cpu")
 
@@ -160,7 +160,7 @@ def sdpa(inputs: Inputs) -> Attention:
 
 
 def eager(inputs: Inputs, phi: str = OURS) -> Attention:
-    """Return the formula as one would write it in PyTorch: also the judge of correctness, in float64."""
+    """Return the formula as one would write it in PyTorch; in float64 it is also the standard of correctness."""
     activation = ACTIVATIONS[Phi.parse(phi).activation].value
     hidden, visible, scale = inputs.hidden, inputs.visible, inputs.query.shape[-1] ** -0.5
 
@@ -184,9 +184,9 @@ def step(attention: Attention, inputs: Inputs, mode: str) -> Call:
 
 @dataclass(frozen=True)
 class Peer:
-    """A peer: how to prepare its call, what it can do, and if it computes relu/L (so that it can be checked).
+    """A peer: how to prepare its call, what it can do, and whether it computes relu/L (so that it can be checked).
 
-    What it can prepare beforehand (masks, padded copies, compilation) it prepares outside the measured time.
+    Whatever it can prepare beforehand (masks, padded copies, compilation) is not part of the measured time.
     """
 
     prepare: Callable[[Inputs, str, str], Call]  # inputs, mode, torch.compile's backend

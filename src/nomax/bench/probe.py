@@ -31,7 +31,7 @@ class Task(NamedTuple):
     seeds: tuple[int, ...]
     l2: tuple[float, ...]
     predict: bool = True
-    """Predict the test images, too."""
+    """Also predict the test images."""
 
 
 ALL = 10**9  # more shots than there are images: all of them
@@ -53,9 +53,9 @@ class Options(harness.ThreadedOptions):
 
     Both get the same float32 features, whiten them, add the constant feature, fit ridge regressions to ±1 targets and
     predict the test images. one: all training images, l2 = 2¹⁰. sweep: the same with 14 l2, from 2⁶ to 2¹⁹. fit: both
-    without the prediction. protocol: the few-shot table, 1, 5, 10 and 25 images per class, three seeds, l2 = 2¹⁰. Where
+    without the prediction. protocol: the few-shot table, 1, 5, 10 and 25 images per class, three seeds, l2 = 2¹⁰. If
     accuracies differ by more than near-ties explain, there is no ratio, and the exit code is 1. Ctrl-C stops it and
-    keeps what was measured.
+    keeps the measurements so far.
 
     Writes probe.json (every sample, machine, versions) and probe.md (a table).
     """
@@ -63,9 +63,9 @@ class Options(harness.ThreadedOptions):
     images: int = 10_000
     """Training images."""
     test_images: int = 10_000
-    """Test images; with many classes, to predict them takes most of the time."""
+    """Test images; with many classes, predicting them takes most of the time."""
     width: int = 768
-    """Features of an image."""
+    """Features per image."""
     classes: tuple[int, ...] = (10, 100, 1000)
     """Numbers of classes, one after the other."""
 
@@ -102,7 +102,7 @@ def _measure(options: Options, run: Run) -> Iterator[RenderableType]:
 
 
 def make_features(images: int, test_images: int, width: int, classes: int) -> Features:
-    """Return features of overlapping classes, correlated, with offsets and scales, in no order."""
+    """Return features of overlapping classes, correlated, with offsets and scales, in random order."""
     generator = np.random.default_rng(0)
     centres = generator.normal(size=(classes, width))
     mixing = generator.normal(size=(width, width)) / width**0.5 + np.eye(width)
@@ -169,7 +169,7 @@ def _rows(cases: list[Case]) -> list[list[str]]:
 
 
 def report(results: Results) -> list[str]:
-    """Return the table, with what it was measured on."""
+    """Return the table, with the conditions of the measurement."""
     options = results.options
     text = (
         f"{options['images']:,} × {options['width']} float32 features for training and {options['test_images']:,} for "

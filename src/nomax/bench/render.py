@@ -1,4 +1,4 @@
-"""Results as text and figures: numbers, tables on the terminal and in Markdown, and SVG with descriptions."""
+"""Results as text and figures: numbers, tables for the terminal and in Markdown, and SVG with descriptions."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ STRENGTHS, LETTERS = (1.0, 0.4), (PAPER.light, INK.light)
 
 
 def seconds(value: float | None) -> str:
-    """Write a time in the unit that suits it."""
+    """Format a time in a suitable unit."""
     if value is None:
         return "–"
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
@@ -30,17 +30,17 @@ def seconds(value: float | None) -> str:
 
 
 def times(value: float | None) -> str:
-    """Write a ratio."""
+    """Format a ratio."""
     return "–" if value is None else f"{value:.2f}×" if value < 10 else f"{value:.0f}×"
 
 
 def number(value: float | None, form: str = ",.0f") -> str:
-    """Write a number in a format, or a dash if there is none."""
+    """Format a number, or return a dash if there is none."""
     return f"{value:{form}}" if value else "–"
 
 
 def terminal_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", words: int = 2) -> Table:
-    """Return a table for the terminal; the first columns, so many, hold words, the others numbers."""
+    """Return a table for the terminal; the given number of first columns hold words, the others numbers."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", title=f"\n{title}" if title else None)
     for place, column in enumerate(columns):
         table.add_column(column.replace("vs ", "vs\n"), justify="left" if place < words else "right", no_wrap=True)
@@ -83,7 +83,7 @@ def goal_table(results: Results) -> Table:
 
 
 def missing(results: Results, shape: str | None = None) -> list[str]:
-    """Return the participants that could not run, with the reason and where: of one shape, or of all."""
+    """Return the participants that could not run, with the reason and where: for one shape, or for all."""
     places: dict[str, list[str]] = {}
     for case in results.cases:
         for name, reason in case.unavailable.items() if shape in (None, case.shape) else ():
@@ -92,7 +92,7 @@ def missing(results: Results, shape: str | None = None) -> list[str]:
 
 
 def measured_on(results: Results, *peers: str) -> str:
-    """Name the machine, the software, peers included, and the day."""
+    """Name the machine, the software including peers, and the date."""
     machine, versions = results.machine, results.versions
     software = ", ".join(f"{name} {versions[name]}" for name in ("nomax", "torch", *peers) if name in versions)
     return (
@@ -109,7 +109,7 @@ def best_of(results: Results) -> str:
 
 
 def markdown(name: str, results: Results, report: Sequence[str]) -> str:
-    """Return the Markdown file of a bench: what must be known before reading it, the report, and the goals."""
+    """Return the Markdown file of a bench: an introduction, the report, and the goals."""
     parts = [f"<!-- Written by `nomax bench {name}`; the raw samples are in {name}.json. -->"]
     if results.smoke:
         parts.append("**A smoke run: the sizes are toys and these numbers mean nothing.**")
@@ -123,7 +123,7 @@ def markdown(name: str, results: Results, report: Sequence[str]) -> str:
 
 
 def goal_figure(title: str, goals: Sequence[Goal], results: Results) -> str:
-    """Draw what was measured for each goal, and the bound that it should keep."""
+    """Draw the measurements for each goal, and the bound that they should keep."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -174,7 +174,7 @@ def speedup_figure(
     shapes: Sequence[str],
     modes: tuple[str, str],
 ) -> str:
-    """Draw how many times as fast as a peer, given with its name, ours is: a panel per dtype, a row per shape."""
+    """Draw our speed-up over a peer, given with its name: a panel per dtype, a row per shape."""
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -268,7 +268,7 @@ def _draw_bar(
 
 
 def _bound(goals: Sequence[Goal], peer: str, case: tuple[str, str, str]) -> float | None:
-    """Return the speed-up over a peer that is wanted for a shape, dtype and mode, if one is."""
+    """Return the target speed-up over a peer for a shape, dtype and mode, if there is one."""
     wanted = [goal for goal in goals if (goal.quantity, goal.peer, goal.ours) == ("speedup", peer, ())]
     return next((goal.bound for goal in wanted if goal.about(*case)), None)
 

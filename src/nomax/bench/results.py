@@ -23,7 +23,7 @@ def counted(number: int, noun: str) -> str:
 
 @dataclass
 class Check:
-    """Our largest errors, and the most that they may be. Asked before anything is timed: what is wrong gets no time."""
+    """Our largest errors and the largest allowed. Checked before anything is timed: wrong results are not timed."""
 
     shape: str
     dtype: str
@@ -34,7 +34,7 @@ class Check:
 
     @property
     def right(self) -> bool:
-        """Say if something was compared and all errors are allowed; a NaN never is."""
+        """Return whether something was compared and all errors are allowed; a NaN never is."""
         return not self.failure and bool(self.error) and not self._wrong()
 
     def _wrong(self) -> list[str]:
@@ -43,8 +43,8 @@ class Check:
     def compare(self, mine: Tensors, plain: Tensors, exact: Tensors, *, roundings: int = 1) -> None:
         """Compare tensors by name with float64's: our error may be twice that of plain PyTorch in the same precision.
 
-        Where the plain result happens to be exact, so many roundings of the largest value are allowed. Tensors may
-        be compared in parts, one call for each.
+        Where the plain result happens to be exact, `roundings` roundings of the largest value are allowed. Tensors may
+        be compared in parts, with one call for each.
         """
         precision = roundings * torch.finfo(getattr(torch, self.dtype)).eps
         for name, tensor in exact.items():
@@ -52,7 +52,7 @@ class Check:
             self.bound(name, mine_off, max(2 * plain_off, precision * float(tensor.abs().max())))
 
     def bound(self, name: str, error: float, allowed: float) -> None:
-        """Note an error and the most that it may be."""
+        """Record an error and the largest allowed."""
         # Unlike Python's max, numpy's keeps a NaN.
         self.error[name] = float(np.maximum(error, self.error.get(name, 0.0)))
         self.allowed[name] = float(np.maximum(allowed, self.allowed.get(name, 0.0)))
@@ -93,11 +93,11 @@ class Case:
         return ", ".join(word for word in words if word)
 
     def best(self, name: str) -> float | None:
-        """Return the least seconds of a participant; None if it did not take part."""
+        """Return the best time of a participant in seconds; None if it did not take part."""
         return min(self.samples[name]) if self.samples.get(name) else None
 
     def speedup(self, ours: str, peer: str) -> float | None:
-        """Return how many times as fast as the peer ours is: its seconds divided by ours."""
+        """Return our speed-up over a peer: its seconds divided by ours."""
         mine, other = self.best(ours), self.best(peer)
         return other / mine if mine and other else None
 
@@ -118,7 +118,7 @@ class Case:
 
     @contextmanager
     def attempting(self, name: str) -> Iterator[None]:
-        """Let a peer try: whatever it cannot do is worth a note and must not end the run."""
+        """Let a peer try: record whatever it cannot do, without ending the run."""
         try:
             yield
         except CannotMeasureError as error:
@@ -142,7 +142,7 @@ class Case:
 
 @dataclass
 class PeakMemory:
-    """The bytes that one call added to its process at the peak, results included, or why they are not known."""
+    """The bytes that one call added to its process at the peak, results included, or why they are unknown."""
 
     participant: str
     mode: str
@@ -172,7 +172,7 @@ class Results:
 
     @property
     def smoke(self) -> bool:
-        """Say if the sizes were toys."""
+        """Return whether the sizes were toy sizes."""
         return bool(self.options.get("smoke"))
 
     def wrong(self) -> list[Check]:
@@ -193,7 +193,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Goal:
-    """A bound that every case it speaks of should keep."""
+    """A bound that every case it applies to should keep."""
 
     text: str
     quantity: Literal["speedup", "time", "peak share", "memory share"]
@@ -206,19 +206,19 @@ class Goal:
 
     @property
     def at_least(self) -> bool:
-        """Say if more is better."""
+        """Return whether more is better."""
         return self.quantity in ("speedup", "peak share")
 
     def kept(self, value: float) -> bool:
-        """Say if a value keeps the bound."""
+        """Return whether a value keeps the bound."""
         return value >= self.bound if self.at_least else value <= self.bound
 
     def about(self, shape: str, dtype: str, mode: str) -> bool:
-        """Say if the goal speaks of such cases."""
+        """Return whether the goal applies to such cases."""
         return mode == self.mode and shape in (self.shapes or (shape,)) and dtype in (self.dtypes or (dtype,))
 
     def values(self, results: Results) -> Iterator[tuple[str, float]]:
-        """Yield all that a run says about the goal: where, and the value."""
+        """Yield all values in a run that the goal applies to, each with its place."""
         if self.quantity == "memory share":
             for memory in results.memory:
                 if memory.participant in self.ours and memory.mode == self.mode and memory.share is not None:
@@ -237,7 +237,7 @@ class Goal:
         return 1 / speedup if speedup and self.quantity == "time" else speedup
 
     def judge(self, results: Results) -> dict[str, Any]:
-        """Return the worst value in a run, where it was, and if it keeps the bound."""
+        """Return the worst value in a run, where it was, and whether it keeps the bound."""
         values = [] if results.smoke else list(self.values(results))
         outcome: dict[str, Any] = {
             "goal": self.text,

@@ -1,4 +1,4 @@
-"""`nomax selftest`: random calls of this machine's kernels against float64, and a record of what was tried."""
+"""`nomax selftest`: random calls of this machine's kernels against float64, and a record of the calls."""
 
 import dataclasses
 import json
@@ -31,33 +31,33 @@ class Options:
     """Try this machine's kernels on random calls and compare every number with float64.
 
     Shapes, strides, groups of heads, masks, packed sequences, dropout, rows, activations, dtypes, and values that are
-    tiny, huge, constant, NaN or infinite are drawn at random, forwards and with gradients. A case is a call for each
-    instruction set that the machine has. Each number must keep the bound that docs/attention.md states; what a row does
-    not see must not change a bit of it, nor may the number of threads. The exit code is 1 if anything is wrong, with a
-    command that repeats it. Ctrl-C stops it and keeps what was found; the same command with --calls goes on from there.
+    tiny, huge, constant, NaN or infinite are drawn at random, forward and with gradients. A case is a call for each
+    instruction set that the machine has. Each number must keep the bound stated in docs/attention.md; neither hidden
+    keys nor the number of threads may change a bit of a row. If anything is wrong, the exit code is 1, and a command
+    that repeats it is printed. Ctrl-C stops it and keeps the findings; the same command with --calls continues there.
 
     Writes selftest.json (counts, worst cases, machine, versions) and selftest.md (tables).
     """
 
     minutes: float | None = None
-    """How long to try; a minute, if neither this nor --calls is given."""
+    """Minutes to run; one, if neither this nor --calls is given."""
     calls: int | None = None
-    """How many calls to try."""
+    """Number of calls to try."""
     seed: int = 0
-    """Another seed gives other calls; the same seed the same ones."""
+    """Seed of the calls: the same seed gives the same calls, another seed gives others."""
     first: int = 0
-    """The number of the first case: to repeat one, or to go on where another test stopped."""
+    """Number of the first case: to repeat one, or to continue where another test stopped."""
     isa: tuple[str, ...] = ()
-    """Instruction sets to try; all that this machine has, if none is given."""
+    """Instruction sets to try; by default all that this machine has."""
     output: Path | None = None
-    """Folder for the record; if not given, benchmarks/results below the current folder."""
+    """Folder for the record; by default benchmarks/results below the current folder."""
     smoke: bool = False
-    """Try it on a hundred calls, in seconds: shows only that it works."""
+    """Make only a hundred calls, in seconds, only to check that it works."""
 
 
 @dataclass
 class Record:
-    """What was tried, and what was found."""
+    """The calls tried so far, and the findings."""
 
     options: dict[str, Any]
     machine: dict[str, Any]
@@ -120,7 +120,7 @@ class Record:
 
 
 def run(options: Options) -> int:
-    """Return 0 if nothing is wrong, 1 if something is, 2 if the options cannot be served, 130 if it was stopped."""
+    """Return 0 if nothing is wrong, 1 if something is, 2 if the options cannot be met, 130 if it was stopped."""
     console, folder = Console(), options.output or Path("benchmarks/results")
     record = Record(dataclasses.asdict(options) | {"output": None}, machine(), versions(), now(), options.smoke)
     record.next = options.first
@@ -181,7 +181,7 @@ def _try(record: Record, options: Options, instruction_sets: list[str], folder: 
 def _outcome(
     case: fuzz.Case, expectation: fuzz.Expectation, instructions: str
 ) -> tuple[str, dict[str, torch.Tensor], bool, list[str]]:
-    """Call the kernels; return the errors as shares of what is allowed, and what is wrong in words."""
+    """Call the kernels; return the errors as shares of the allowed ones, and what is wrong, in words."""
     try:
         with fuzz.instructions(instructions):
             results = fuzz.call(case)
@@ -240,7 +240,7 @@ def _write(record: Record, folder: Path) -> None:
 
 
 def markdown(record: Record) -> str:
-    """The record as tables."""
+    """Return the record as tables."""
     parts = ["<!-- Written by `nomax selftest`; the record is selftest.json. -->"]
     if record.smoke:
         parts.append("**A smoke run: it shows only that the test works.**")

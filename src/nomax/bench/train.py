@@ -65,19 +65,19 @@ COLUMNS = ("per second", "step", "GFLOP/s", "of peak", "vs softmax", "vs plain P
 
 @dataclass(frozen=True)
 class Options(harness.ThreadedOptions):
-    """Measure the training steps of the models that the studies train, as `nomax train` takes them, and their parts.
+    """Measure training steps of the studies' models, as `nomax train` takes them, and the parts of a step.
 
     Images per second of ViTs on batches of 64 Fashion-MNIST images, and tokens per second of a translation model
     (3 + 3 layers, 128 wide) on 2,048 random tokens, ours with relu/L (text: ReLUFormer's φ and penalties) against the
-    same model with softmax on PyTorch's attention, against that without any kernel of ours, and against timm's ViT of
+    same model with softmax on PyTorch's attention, against that without any of our kernels, and against timm's ViT of
     the same shape. All go through the same loop: forward, backward, clipping, AdamW. The share of the peak is relative
     to a product of two 1,024 × 1,024 matrices in the same precision and run. bfloat16 is autocast for all.
 
-    Correctness comes first: loss and gradients must be those of plain PyTorch, to twice its own error, otherwise
+    Correctness comes first: loss and gradients must match plain PyTorch to within twice its own error, otherwise
     nothing is timed, and the exit code is 1. Then all take turns, round after round, and the best round of each counts.
 
     Writes train.json (every sample, machine, versions), train.md (tables) and train.svg (a figure). Ctrl-C stops it and
-    keeps what was measured.
+    keeps the measurements so far.
     """
 
     models: tuple[str, ...] = MODELS
@@ -97,7 +97,7 @@ class Options(harness.ThreadedOptions):
 
 
 class Step(NamedTuple):
-    """A participant: its loop, and the batch that every step of it gets."""
+    """A participant: its loop, and the batch for each of its steps."""
 
     loop: Loop[Any]
     batch: Any
@@ -133,7 +133,7 @@ def _measure(options: Options, run: Run) -> Iterator[RenderableType]:
 
 
 def _task(name: str, dtype: str, smoke: bool, phi: str | None = None) -> Any:
-    """Return the training of a model, with φ or the one that is usual for it."""
+    """Return the training of a model, with φ or the model's usual one."""
     settings: dict[str, Any] = {"precision": PRECISIONS[dtype], "steps": 10**9, "warmup": 10**8, "device": "cpu"}
     if name == TEXT:
         size: dict[str, Any] = (
@@ -200,7 +200,7 @@ def _call(who: str, step: Step) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def _without_kernels() -> Iterator[None]:
-    """Let PyTorch's own kernels do the work of ours; attention is SDPA where φ is softmax."""
+    """Replace our kernels by PyTorch's own; attention is SDPA if φ is softmax."""
     serves, cpu.serves = cpu.serves, lambda x: False
     try:
         yield
@@ -252,7 +252,7 @@ def _outputs(task: Any, batch: Any, dtype: str) -> dict[str, torch.Tensor]:
 
 
 def _parts(step: Step, task: Any, count: int) -> dict[str, float]:
-    """Return the seconds of a step by part, as a profiler sees them, and those of making a batch."""
+    """Return the seconds of a step by part, according to a profiler, and the seconds to make a batch."""
     batches = task.batches(0, step.loop.world)
     next(batches)
     start = perf_counter()
@@ -287,7 +287,7 @@ def _row(case: Case) -> list[str]:
 
 
 def report(results: Results) -> list[str]:
-    """Return the tables, with what they were measured on."""
+    """Return the tables, with the conditions of the measurement."""
     intro = (
         f"Training steps of the studies' models, on {render.measured_on(results, 'timm')}. Images per second of ViTs "
         f"(batches of {BATCH}, 28 pixels, qk-norm), tokens per second of a translation model ({LAYERS} + {LAYERS} "

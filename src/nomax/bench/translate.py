@@ -39,12 +39,12 @@ COLUMNS = ("tokens/s", *(f"vs {peer}" for peer in PEERS), "penalties", "limit vs
 
 
 def documents(length: int) -> str:
-    """Return the name of a case of training or inference."""
+    """Return the name of a training or inference case."""
     return f"documents of {length:,}"
 
 
 def sentences(length: int) -> str:
-    """Return the name of a case of decoding."""
+    """Return the name of a decoding case."""
     return f"sentences of {length:,}"
 
 
@@ -62,35 +62,35 @@ GOALS = (
 
 @dataclass(frozen=True)
 class Options(harness.ThreadedOptions):
-    """Measure the speed of ReLUFormer: training, reading and translating, each against a peer in the same run.
+    """Measure the speed of ReLUFormer: training, inference and decoding, each against a peer in the same run.
 
     training: tokens per second of ReLUFormer, its penalties included, against the same model with softmax on PyTorch's
-    own attention, and with the entmax package's sparsemax and 1.5-entmax; as many tokens per step whatever the length
-    of the documents. A step is forward, label smoothing, backward and AdamW. inference: the forward pass alone.
-    decoding: beam search with 4 beams of 64 sentences, against MarianMTModel.generate of Hugging Face's transformers
-    with as many layers, dimensions, heads and words, random weights in both. Neither may end before the last token:
-    both compute as many steps, and what they return is checked. "free attention" is the same model without any: what
-    cannot be surpassed.
+    own attention, and with the entmax package's sparsemax and 1.5-entmax; with the same number of tokens per step
+    whatever the length of the documents. A step is forward, label smoothing, backward and AdamW. inference: only the
+    forward pass. decoding: beam search with 4 beams of 64 sentences, against MarianMTModel.generate of Hugging Face's
+    transformers with the same numbers of layers, dimensions, heads and words, and random weights in both. Neither may
+    end before the last token: both compute the same number of steps, and their output is checked. "free attention" is
+    the same model without any attention: the upper limit.
 
-    Correctness comes first: loss, gradients and scores must be those of float64 to a few roundings, otherwise nothing
-    is timed, and the exit code is 1. Then all take turns, round after round, and the best round of each counts.
+    Correctness comes first: loss, gradients and scores must match float64 to a few roundings, otherwise nothing is
+    timed, and the exit code is 1. Then all take turns, round after round, and the best round of each counts.
 
     Writes translate.json (every sample, machine, versions), translate.md (tables) and translate.svg (a figure). Ctrl-C
-    stops it and keeps what was measured.
+    stops it and keeps the measurements so far.
     """
 
     documents: tuple[int, ...] = (512, 2048)
     """Lengths of documents in tokens, for training and inference. Up to 512, sparsemax and entmax take part."""
     sentences: tuple[int, ...] = (32, 128)
-    """Lengths of sentences in tokens, for decoding: those of the source and of the translation."""
+    """Lengths of sentences in tokens, for decoding: of both the source and the translation."""
     modes: tuple[Literal["training", "inference", "decoding"], ...] = ("training", "inference", "decoding")
     """The work: training, inference and decoding, or some of them."""
     layers: int = 6
-    """Of the encoder, and as many of the decoder."""
+    """Layers of the encoder, and also of the decoder."""
     dim: int = 256
     """Width of the model; heads are 64 wide, and a feed-forward layer has four times as many slots."""
     vocabulary: int = 8000
-    """Tokens there are."""
+    """Size of the vocabulary."""
 
     def validate(self) -> None:
         if unsuitable := [length for length in self.documents if TOKENS % length]:
@@ -106,7 +106,7 @@ class Options(harness.ThreadedOptions):
         return dataclasses.replace(super().shrunk(), documents=(8, 16), sentences=self.sentences[:1])
 
     def with_entmax(self) -> bool:
-        """Say if sparsemax and entmax take part."""
+        """Return whether sparsemax and entmax take part."""
         return bool(set(self.modes) - {DECODING}) and min(self.documents) <= WITH_ENTMAX
 
     def config(self) -> ReLUFormerConfig:
@@ -182,7 +182,7 @@ def _text(config: ReLUFormerConfig, count: int, length: int) -> Tensor:
 
 
 def make_models(config: ReLUFormerConfig) -> dict[str, ReLUFormer]:
-    """Return the same model with different attention: weights that all have are the same."""
+    """Return the same model with each kind of attention; the weights that they share are equal."""
     torch.manual_seed(0)
     ours = ReLUFormer.from_config(config)
     models = {OURS: ours, PLAIN: ours}
@@ -224,7 +224,7 @@ def _loss(model: ReLUFormer, source: Tensor, target: Tensor, *, penalised: bool)
 
 
 def inference(model: ReLUFormer, source: Tensor, target: Tensor) -> Callable[[], None]:
-    """Return a call for the logits of every token, given those before."""
+    """Return a call that computes the logits of every token, given those before."""
 
     def call() -> None:
         with torch.inference_mode():
@@ -234,7 +234,7 @@ def inference(model: ReLUFormer, source: Tensor, target: Tensor) -> Callable[[],
 
 
 def compare(check: Check, model: ReLUFormer, source: Tensor, target: Tensor) -> None:
-    """Compare loss and gradients, penalties included, with float64, and with what plain PyTorch makes of them."""
+    """Compare loss and gradients, including penalties, with float64 and with plain PyTorch."""
     reference = copy.deepcopy(model)
     for attention in _attentions(reference):
         attention.backend = "reference"
@@ -254,7 +254,7 @@ def _gradients(model: ReLUFormer, source: Tensor, target: Tensor) -> dict[str, T
 
 
 class Endless(ReLUFormer):
-    """A ReLUFormer whose translations end where they must: what min_new_tokens does in Hugging Face's generate."""
+    """A ReLUFormer whose translations end at a fixed length, like min_new_tokens in Hugging Face's generate."""
 
     def decode(self, *arguments: Any, **settings: Any) -> Tensor:
         logits = super().decode(*arguments, **settings)
@@ -268,7 +268,7 @@ def translation(model: ReLUFormer, source: Tensor, tokens: int) -> Callable[[], 
 
 
 def compare_scores(check: Check, model: ReLUFormer, source: Tensor, tokens: int) -> None:
-    """Compare the scores of translations, as long as claimed, with those of the whole texts read without a cache."""
+    """Check the length of translations, and compare their scores with those of the whole texts without a cache."""
     config, translations = model.config, translation(model, source, tokens)()
     lengths = {len(hypothesis.tokens) + 1 for hypotheses in translations for hypothesis in hypotheses}
     if lengths != {tokens}:
@@ -284,7 +284,7 @@ def compare_scores(check: Check, model: ReLUFormer, source: Tensor, tokens: int)
 
 
 def transformers() -> Any:
-    """Import Hugging Face's package, with a torchvision that works, since it imports one that it finds."""
+    """Import Hugging Face's package with a working torchvision, since it imports any that it finds."""
     if importlib.util.find_spec("transformers") is None:
         raise ImportError("the peer is missing: pip install transformers")
     if importlib.util.find_spec("torchvision") is not None:
@@ -317,7 +317,7 @@ def marian(config: ReLUFormerConfig) -> Any:
 
 
 def generation(model: Any, source: Tensor, tokens: int) -> Callable[[], Tensor]:
-    """Return Hugging Face's beam search of as many tokens, the last of which is forced to be the end."""
+    """Return Hugging Face's beam search of the same number of tokens, the last of which is forced to be the end."""
     lengths = {"min_new_tokens": tokens, "max_new_tokens": tokens, "length_penalty": LENGTH_PENALTY}
     settings = {"attention_mask": torch.ones_like(source), "num_beams": BEAMS, "do_sample": False, "use_cache": True}
 
@@ -330,7 +330,7 @@ def generation(model: Any, source: Tensor, tokens: int) -> Callable[[], Tensor]:
 
 
 def check_lengths(translations: Tensor, tokens: int, config: ReLUFormerConfig) -> None:
-    """Raise an error if what `generate` returned is not what was asked for."""
+    """Raise an error if `generate` did not return what was asked for."""
     if translations.shape[1] != tokens + 1 or not (translations[:, -1] == config.end).all():
         shape = list(translations.shape)
         raise CannotMeasureError(f"its translations are {shape}, not {tokens} tokens after the first, the end the last")
@@ -339,7 +339,7 @@ def check_lengths(translations: Tensor, tokens: int, config: ReLUFormerConfig) -
 
 
 def _row(case: Case) -> list[str]:
-    """Return our tokens per second, others' times over ours, the cost of penalties, and what free attention gains."""
+    """Return our tokens per second, others' times over ours, the cost of penalties, and the gain of free attention."""
     without = case.speedup(OURS, PLAIN)
     return [
         render.number(case.per_second(OURS)),
@@ -355,7 +355,7 @@ def _table(shape: str, results: Results) -> RenderableType:
 
 
 def report(results: Results) -> list[str]:
-    """Return the table for the README, with what it was measured on."""
+    """Return the table for the README, with the conditions of the measurement."""
     config = results.facts["config"]
     parts = [
         f"ReLUFormer with {config['encoder_layers']}+{config['decoder_layers']} layers, dim {config['dim']}, "

@@ -48,18 +48,19 @@ COLUMNS = ("relu/L", "timm", "vs timm", "vs our softmax", "limit vs timm")
 
 @dataclass(frozen=True)
 class Options(harness.ThreadedOptions):
-    """Measure how many images per second our ViT with relu/L takes, against timm's softmax ViT with the same weights.
+    """Measure the images per second of our ViT with relu/L, against timm's softmax ViT with the same weights.
 
     Correctness comes first: with softmax, our model must give timm's logits and gradients, and with relu/L those of
-    plain PyTorch, to twice the error that these have themselves; otherwise nothing is timed, and the exit code is 1.
-    Then all take turns, round after round, and the best round of each counts. A training step is forward, backward and
-    AdamW. bfloat16 is torch.autocast for all. "free attention" is our model without any: what cannot be surpassed.
+    plain PyTorch, to within twice their own error; otherwise nothing is timed, and the exit code is 1. Then all take
+    turns, round after round, and the best round of each counts. A training step is forward, backward and AdamW.
+    bfloat16 is torch.autocast for all. "free attention" is our model without any attention: the upper limit.
 
-    Writes vit.json (every sample, machine, versions) and vit.md (tables). Ctrl-C stops it and keeps what was measured.
+    Writes vit.json (every sample, machine, versions) and vit.md (tables). Ctrl-C stops it and keeps the measurements so
+    far.
     """
 
     models: tuple[str, ...] = ("S/16", "S/8")
-    """Size / patch, for images of 224 pixels; S/32 is there, too."""
+    """Size / patch, for images of 224 pixels; S/32 is also available."""
     dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
     """Precisions, one after the other."""
     modes: tuple[Literal["inference", "training"], ...] = (INFERENCE, TRAINING)
@@ -101,7 +102,7 @@ def _measure(options: Options, run: Run) -> Iterator[RenderableType]:
 
 
 def _prepare(name: str, smoke: bool) -> tuple[dict[str, Any], Tensor, Tensor]:
-    """Return the models, ours with relu/L first, and the images and labels that all of them get."""
+    """Return the models, ours with relu/L first, and the images and labels for all of them."""
     torch.manual_seed(0)
     timm_name, batch = MODELS[name]
     size, toy = 224, {}
@@ -174,7 +175,7 @@ def _row(case: Case) -> list[str]:
 
 
 def report(results: Results) -> list[str]:
-    """Return the table for the README, with what it was measured on."""
+    """Return the table for the README, with the conditions of the measurement."""
     parts = [
         f"ViT with `relu/L` against timm's with softmax, same weights, 224 pixels, on "
         f"{render.measured_on(results, 'timm')}. Images per second; {render.best_of(results)} “limit” is how many "

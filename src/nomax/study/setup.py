@@ -1,11 +1,11 @@
-"""How large a study of images is: the data, the models, the number of steps. What trades time for certainty is here.
+"""Set-ups of image studies: the data, the models, the number of steps; everything that trades time for certainty.
 
-default   the bundled images, few runs that learn: about five minutes on two cores
-day       models that have learned, and seeds enough to decide: hours, the largest questions first (see --budget)
-hour      smaller and shorter runs of all: one to two hours for a study on two cores
-smoke     seconds: shows only that it works
+default   the bundled images, a few runs that learn: about five minutes on two cores
+day       models that have learned, and enough seeds to decide: hours, the largest questions first (see --budget)
+hour      smaller and shorter runs of everything: one to two hours per study on two cores
+smoke     seconds, only to check that it works
 
-A study may change a set-up for itself: see CHANGES in its module.
+A study can modify a set-up for itself: see CHANGES in its module.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ Powers = tuple[tuple[str, tuple[float, ...]], ...]  # every h with its α
 
 @dataclass(frozen=True)
 class Length:
-    """A sequence length of the studies over α: the patch that gives it, and what is trained there."""
+    """A sequence length of the studies over α: the patch that gives it, and the runs at that length."""
 
     patch: int
     steps: int = 0
@@ -50,17 +50,17 @@ class Length:
 
 @dataclass(frozen=True)
 class Setup:
-    """What all runs of a study share, and how large its grid is. Zero steps, batch, rate or warm-up: the recipe's."""
+    """Common settings of a study's runs, and the size of its grid. Zero steps, batch, rate or warm-up: the recipe's."""
 
     name: str
     data: str = "fashion-mnist-small"
     recipe: Literal["small", "i1k", "i21k"] = "small"
     models: tuple[str, ...] = ("pico",)
-    """Sizes for studies over sizes. Studies of one size take the first."""
+    """Sizes for studies over sizes. Studies of one size use the first."""
     patches: tuple[int, ...] = (7, 4, 2)
-    """Pixels on a side of a patch, the largest first: each gives a length of sequences."""
+    """Patch sizes in pixels, the largest first: each gives a sequence length."""
     lengths: tuple[Length, ...] = ()
-    """The lengths of studies over α where they differ in more than the patch; none: one for each patch."""
+    """The lengths of studies over α if they differ in more than the patch; empty: one for each patch."""
     image_size: int = 28
     activations: tuple[str, ...] = SEVEN
     """The h that studies of all h compare."""
@@ -68,54 +68,54 @@ class Setup:
     seeds: tuple[int, ...] = (0, 1, 2)
     steps: int = 600
     batch_size: int = 16
-    """Small: with as many images seen, more and smaller steps come further (see docs/decisions.md)."""
+    """Small: for the same number of images, more and smaller steps get further (see docs/decisions.md)."""
     lr: float = 2e-3
-    """Softmax's best, for every φ, as in the paper."""
+    """Softmax's best rate, used for every φ, as in the paper."""
     own_rates: tuple[tuple[str, float], ...] = ()
-    """The φ whose best learning rate is another one: the study `rate` chose it on held-out images."""
+    """The φ with a different best learning rate, chosen on held-out images by the study `rate`."""
     rates: tuple[float, ...] = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2)
     """The learning rates that the study `rate` tries."""
     tried: tuple[str, ...] = ("softmax",)
     """The φ that it tries them with."""
     warmup: int = 60
     gate_models: tuple[str, ...] = ()
-    """Models of 224-pixel images whose gate is timed; none: the first of the set-up, with every patch."""
+    """Models of 224-pixel images whose gate is timed; empty: the first of the set-up, with every patch."""
     precision: Literal["fp32", "bf16", "fast"] = "fp32"
-    """fast: bf16 where this machine multiplies it, fp32 elsewhere."""
+    """fast: bf16 if this machine can multiply it, fp32 otherwise."""
     augment: bool = False
-    """Move and flip small images. Runs that see each image a few times learn less from it, so they do without; images
-    that have another size than image_size are resized."""
+    """Shift and flip small images. Runs that see each image a few times learn less with it, so they do without; images
+    of a size other than image_size are resized."""
     probes: tuple[str, ...] = ()
-    """Data sets of ten-shot probes, for studies that have them."""
+    """Data sets for ten-shot probes, for studies that have them."""
     probe_images: int = 0
-    """Test images of each probe; 0: all."""
+    """Test images per probe; 0: all."""
     subset: str | None = None
-    """Labels whose accuracy is measured by itself, for studies that do: icons, imagenet1k or a file."""
+    """Labels to measure accuracy on separately, for studies that do so: icons, imagenet1k or a file."""
     test_images: int = 0
-    """Images of the test split that are looked at; 0: all."""
+    """Images of the test split to evaluate on; 0: all."""
     diagnose: int = 0
-    """Steps of each run at which attention is looked into."""
+    """Steps of each run at which attention is inspected."""
     device: str = "auto"
 
     def length(self, patch: int) -> int:
-        """L, the number of patches of an image."""
+        """Return L, the number of patches of an image."""
         return (self.image_size // patch) ** 2
 
     def every_length(self) -> tuple[Length, ...]:
-        """The lengths of studies over α."""
+        """Return the lengths of studies over α."""
         return self.lengths or tuple(map(Length, self.patches))
 
     def phis(self, length: Length) -> list[str]:
-        """Every h with every α that is trained at a length."""
+        """Return every h with every α that is trained at a length."""
         powers = length.powers or tuple((name, self.alphas) for name in self.activations)
         return [str(Phi(name, alpha)) for name, alphas in powers for alpha in alphas]
 
     def own_rate(self, phi: str) -> float:
-        """The learning rate that suits a φ best, as far as it was tried."""
+        """Return the best learning rate of a φ, as far as it was tried."""
         return dict(self.own_rates).get(str(Phi.parse(phi)), self.lr)
 
     def trial(self, phi: str, lr: float, length: Length) -> ImageExperiment:
-        """A run that helps to choose a learning rate: judged on held-out images, with a seed of its own."""
+        """Return a run for choosing a learning rate: judged on held-out images, with a separate seed."""
         return self.run(phi, length=length, lr=lr, seed=TRIAL_SEED, held_out=HELD_OUT)
 
     def run(
@@ -132,9 +132,9 @@ class Setup:
         held_out: float = 0.0,
         measure: bool = False,
     ) -> ImageExperiment:
-        """A run of this set-up, of its first model and patch if not told otherwise.
+        """Return a run of this set-up, by default of its first model and patch.
 
-        measure: do the ten-shot probes and the label subset, too.
+        measure: also do the ten-shot probes and the label subset.
         """
         length = length or Length(patch or self.patches[0])
         data = length.data or self.data
@@ -253,7 +253,7 @@ SETUPS = {
 
 
 def named(name: str, changes: Mapping[str, Mapping[str, Any]] | None = None) -> Setup:
-    """A set-up by its name, with what a study changes of it."""
+    """Return a set-up by name, with a study's changes to it."""
     if name not in SETUPS:
         nearest = get_close_matches(name, SETUPS, n=1)
         hint = f"; did you mean {nearest[0]}?" if nearest else "."
@@ -262,9 +262,9 @@ def named(name: str, changes: Mapping[str, Mapping[str, Any]] | None = None) -> 
 
 
 def adapted(setup: Setup, **given: Any) -> Setup:
-    """The set-up with other values, and whatever follows from them; None is not a value.
+    """Return the set-up with other values, and everything that follows from them; None leaves a value as it is.
 
-    Models may name their patch ("S/16"): then only these patches are used. Other data bring their own image size, and
+    Models may name their patch ("S/16"): then only these patches are used. Other data brings its own image size, and
     an image size brings its patches. A recipe other than `small` brings its own steps, batch, rate and warm-up.
     """
     given = {name: value for name, value in given.items() if value is not None}
@@ -293,18 +293,18 @@ def adapted(setup: Setup, **given: Any) -> Setup:
 
 
 def fast_precision() -> Literal["fp32", "bf16"]:
-    """The precision in which this machine trains fastest."""
+    """Return the precision in which this machine trains fastest."""
     return "bf16" if torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported() else "fp32"
 
 
 @lru_cache(maxsize=4)
 def source(name: str) -> Source:
-    """The training images, loaded once for a whole grid."""
+    """Return the training images, loaded once for a whole grid."""
     return load_data(name, "train")
 
 
 def _patch(model: str) -> int:
-    """The patch of a model's name, "S/16"."""
+    """Return the patch in a model's name, "S/16"."""
     _, _, patch = model.partition("/")
     if not (patch.isdecimal() and int(patch) > 0):
         raise ValueError(f"--model {model} must be a size, or a size and its patch, such as S or S/16.")

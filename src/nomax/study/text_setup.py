@@ -1,9 +1,9 @@
-"""How large a study of text is: the data, the model, the number of steps. Set-ups are called as those of images are.
+"""Set-ups of text studies: the data, the model, the number of steps. They have the same names as those of images.
 
 default   a small model and a reduced grid: minutes; it needs `nomax data get bible-en-es`
 day       models that translate, on LibreOffice's help: hours; it needs `nomax data get help-de-en`
-hour      smaller models on the Bible: one to two hours for a study on two cores; five for all of documents
-smoke     seconds: shows only that it works
+hour      smaller models on the Bible: one to two hours per study on two cores; five for all of documents
+smoke     seconds, only to check that it works
 """
 
 from dataclasses import dataclass, replace
@@ -28,18 +28,18 @@ TRIAL_SEED = 9  # of trials, which no verdict uses
 
 @dataclass(frozen=True)
 class Settings:
-    """What is chosen by trials for each kind of attention. All kinds get as many trials."""
+    """Settings chosen by trials for each kind of attention. All kinds get the same number of trials."""
 
     lr: float
     warmup: float
     """Share of the steps."""
     penalty: float = PENALTY
-    """The weight of each of ReLUFormer's losses; of no effect on other kinds."""
+    """The weight of each of ReLUFormer's losses; no effect on other kinds."""
 
 
 @dataclass(frozen=True)
 class TextSetup:
-    """What all runs of a study of text share, and how large its grid is."""
+    """The common settings of a text study's runs, and the size of its grid."""
 
     name: str
     data: str = "bible-en-es"
@@ -47,56 +47,56 @@ class TextSetup:
     dim: int = 64
     heads: int = 2
     layers: int = 2
-    """Of the encoder and of the decoder; a language model has one and a half times as many."""
+    """Layers of the encoder and of the decoder; a language model has one and a half times as many."""
     slots: tuple[int, ...] = (32, 256, 1024, 4096)
-    """Of the study of memories."""
+    """Numbers of slots that the study of memories compares."""
     base_slots: int = 256
-    """Of all others."""
+    """Slots of a feed-forward layer in all other studies."""
     length: int = 128
     """Tokens of the longest segment; longer ones are cut into parts."""
     lengths: tuple[int, ...] = (128, 256, 512, 1024, 2048)
-    """Tokens of documents."""
+    """Lengths of documents in tokens."""
     text_length: int = 256
-    """Tokens of the language model's documents."""
+    """Length of the language model's documents in tokens."""
     activations: tuple[str, ...] = ("relu", "relu2", "gelu", "softplus", "identity")
     alphas: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5, 2.0)
     seeds: tuple[int, ...] = (0, 1, 2)
     steps: int = 1600
     batch_size: int = 1024
-    """Tokens of a step, on a side."""
+    """Tokens per step and side."""
     document_passes: int = 5
-    """Documents have so many times the tokens of other runs, in larger steps: the use of a source is learned late."""
+    """How many times as many tokens documents get, in larger steps: models learn to use a source late."""
     document_growth: float = 0.75
-    """Share of the steps in which documents grow to their length, see TextConfig.growth."""
+    """Share of the steps in which documents grow to their length: see TextConfig.growth."""
     lr: float = 4e-3
-    """Softmax's best: the study text-rate chose this and what follows."""
+    """Softmax's best rate: the study text-rate chose this and the following."""
     reluformer_lr: float = 8e-3
-    """ReLUFormer's best. Documents, which train longer, have `lr` for both."""
+    """ReLUFormer's best rate. Documents, which train longer, use `lr` for both."""
     gamma: float = GAMMA
-    """Where its γ starts."""
+    """The initial value of its γ."""
     penalty: float = PENALTY
     """The weight of each of its losses."""
     warmup: int = 60
     chosen: tuple[tuple[str, Settings], ...] = ()
-    """What the study text-rate chose for a kind of attention on the validation split, where it is not the above."""
+    """The study text-rate's choices for a kind of attention on the validation split, if they differ from the above."""
     trials: tuple[Settings, ...] = (Settings(2e-3, 0.04), Settings(4e-3, 0.04), Settings(8e-3, 0.04))
-    """What it tries with every kind."""
+    """The settings that it tries with every kind."""
     trial_steps: int = 0
     """Steps of a trial; 0: as many as a run has."""
     dropout: float = 0.0
     precision: Literal["fp32", "bf16"] = "fp32"
     test_pairs: int = 120
-    """Pairs of the test split that are translated and looked into; the test loss is of all."""
+    """Pairs of the test split to translate and inspect; the test loss is over all."""
     device: str = "auto"
 
     @property
     def document_batch(self) -> int:
-        """Tokens of a step of documents, the same for every length: at least the longest document."""
+        """Return the tokens per step of documents, the same for every length: at least the longest document."""
         return max(self.batch_size, *self.lengths)
 
     @property
     def document_steps(self) -> int:
-        """Steps of a run of documents, the same for every length."""
+        """Return the steps of a run of documents, the same for every length."""
         return max(2, self.document_passes * self.steps * self.batch_size // self.document_batch)
 
     def run(
@@ -115,9 +115,9 @@ class TextSetup:
         measures: tuple[str, ...] = MEASURES,
         settings: Settings | None = None,
     ) -> TextExperiment:
-        """A run of this set-up. losses: ReLUFormer's, of normalisation and of entropy.
+        """Return a run of this set-up. losses: ReLUFormer's, of normalisation and of entropy.
 
-        reluformers: with its learned gain and its learning rate. settings: in place of what was chosen.
+        reluformers: with its learned gain and its learning rate. settings: replace the chosen ones.
         """
         translates = task == "translate"
         length = documents or self.length
@@ -175,13 +175,13 @@ class TextSetup:
         return TextExperiment(config, measures, self.test_pairs)
 
     def trial(self, settings: Settings, phi: str, **others: Any) -> TextExperiment:
-        """A run that helps to choose settings: shorter, and judged on the validation split."""
+        """Return a run for choosing settings: shorter, and judged on the validation split."""
         shorter = replace(self, steps=self.trial_steps or self.steps)
         run = shorter.run(phi, seed=TRIAL_SEED, settings=settings, measures=("bleu",), **others)
         return replace(run, split="valid")
 
     def reluformer(self, *, losses: tuple[bool, bool] = (True, True), **others: Any) -> TextExperiment:
-        """A run with ReLUFormer's φ, its gain learned per head, and its two losses or some of them."""
+        """Return a run with ReLUFormer's φ, its gain learned per head, and its two losses or some of them."""
         return self.run(RELUFORMER, reluformers=True, losses=losses, **others)
 
 
@@ -249,7 +249,7 @@ SETUPS = {
 
 
 def adapted(setup: TextSetup, **given: Any) -> TextSetup:
-    """The set-up with other values; None is not a value."""
+    """Return the set-up with other values; None leaves a value as it is."""
     given = {name: value for name, value in given.items() if value is not None}
     if "steps" in given and given["steps"] <= given.get("warmup", setup.warmup) and "warmup" not in given:
         given["warmup"] = given["steps"] // 5
@@ -259,18 +259,18 @@ def adapted(setup: TextSetup, **given: Any) -> TextSetup:
 
 
 def sides(data: str) -> tuple[str, str]:
-    """The languages of a data set, without loading it where its name says them."""
+    """Return the languages of a data set, without loading it if its name gives them."""
     return TEXTS[data].languages if data in TEXTS else corpus(data).languages
 
 
 @lru_cache(maxsize=4)
 def corpus(data: str) -> Corpus:
-    """The training text, loaded once for a whole grid."""
+    """Return the training text, loaded once for a whole grid."""
     return text.load(data, "train")
 
 
 def check(runs: list[TextExperiment]) -> None:
-    """Raise now, rather than after an hour, if text, a vocabulary or a package is missing that runs need."""
+    """Raise now, rather than after an hour, if text, a vocabulary or a package that runs need is missing."""
     for task in dict.fromkeys(run.config.task for run in runs):
         config = next(run.config for run in runs if run.config.task == task)
         text_data.learned(text_data.of_run(config, "train"), config.model.vocabulary)

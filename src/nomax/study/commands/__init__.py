@@ -1,1 +1,1 @@
-"""The commands of studies: run, merge, export, list."""
+"""The commands for studies: run, merge, export, list."""

@@ -1,4 +1,4 @@
-"""`nomax study list`, `draw`, `merge` and `export`: all that is done with studies besides running them."""
+"""`nomax study list`, `draw`, `merge` and `export`: everything about studies except running them."""
 
 import sys
 from collections.abc import Callable
@@ -23,15 +23,16 @@ STORE = Path("runs/study")
 
 @dataclass(frozen=True)
 class List:
-    """List the studies: what each asks, the claims it judges, how many runs it has, and how long they will take.
+    """List the studies: the question of each, the claims it judges, how many runs it has, and how long they will take.
 
-    Times are of one core, of the runs that are not in the store yet. `nomax study NAME --dry-run` lists all runs.
+    Times are for one core, and cover only runs that are not in the store yet. `nomax study NAME --dry-run` lists all
+    runs.
     """
 
     setup: str = "default"
-    """The size of the studies: default, hour, day or smoke."""
+    """Size of the studies: default, hour, day or smoke."""
     store: Path = STORE
-    """Folder of all runs; finished ones say how long others take."""
+    """Folder of all runs; finished ones are used to estimate the time of others."""
 
     def run(self) -> int:
         """Print the table."""
@@ -61,19 +62,19 @@ class List:
 
 @dataclass(frozen=True)
 class Draw:
-    """Draw the figures of results folders again, from the runs and verdicts in them: no store is needed.
+    """Redraw the figures of results folders from the runs and verdicts in them, without a store.
 
-    What else is there stays as it is, attention maps too, which need the models. For example:
+    Everything else in the folders stays as it is, including attention maps, which need the models. For example:
     nomax study draw results/alpha results/scaling
     """
 
     results: tyro.conf.Positional[
         Annotated[tuple[Path, ...], tyro.conf.arg(metavar="[RESULTS ...]", help_behavior_hint="(default: results)")]
     ] = (Path("results"),)
-    """Folders that `nomax study` wrote (each with a study.json), or folders that hold some."""
+    """Folders that `nomax study` wrote (each with a study.json), or folders that contain such folders."""
 
     def run(self) -> int:
-        """Draw them; returns 0, or 2 if something cannot be drawn."""
+        """Draw the figures; return 0, or 2 if something cannot be drawn."""
         return _attempt("draw", self._draw)
 
     def _draw(self) -> str:
@@ -85,19 +86,19 @@ class Merge:
     """Copy the finished runs of other stores into one, such as those that array jobs filled with --shard.
 
     A run that is in both is left as it is; two different outcomes of one run are an error that names both. Afterwards
-    `nomax study NAME` finds the runs done, and draws the figures. Exit codes: 0 all well, 2 nothing was copied, for the
-    reason that is told.
+    `nomax study NAME` finds the runs done, and draws the figures. Exit codes: 0 success, 2 nothing was copied, for the
+    reason printed.
     """
 
     folders: tyro.conf.Positional[
         Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FOLDER [FOLDER ...]", help_behavior_hint="(at least one)")]
     ]
-    """Stores: the folders that `nomax study --store` named."""
+    """Stores to copy from: folders given to `nomax study --store`."""
     store: Path = STORE
-    """The store that gets the runs."""
+    """Store to copy the runs into."""
 
     def run(self) -> int:
-        """Join the stores; returns 0, or 2 if they cannot be joined, and then nothing has been copied."""
+        """Merge the stores; return 0, or 2 if they cannot be merged, and then nothing has been copied."""
         return _attempt("merge", self._merge)
 
     def _merge(self) -> str:
@@ -114,20 +115,20 @@ class Merge:
 
 @dataclass(frozen=True)
 class Export:
-    """Write the results in a store, a line for each run, as CSV.
+    """Write the results in a store as CSV, one line per run.
 
-    Without a file, it goes to the terminal.
+    Without a file, print them to the terminal.
     """
 
     file: tyro.conf.Positional[Annotated[Path | None, tyro.conf.arg(metavar="[FILE]")]] = None
-    """Ends in .csv."""
+    """File to write, ending in .csv."""
     study: str | None = None
-    """Only the runs of this study."""
+    """Export only the runs of this study."""
     store: Path = STORE
-    """The store, as `nomax study --store` named it."""
+    """Store to read: the folder given to `nomax study --store`."""
 
     def run(self) -> int:
-        """Write them; returns 0, or 2 if there is nothing to write or nowhere to write it."""
+        """Write the results; return 0, or 2 if there is nothing to write or nowhere to write it."""
         return _attempt("export", self._export)
 
     def _export(self) -> str:
@@ -148,7 +149,7 @@ class Export:
 
 
 def _attempt(command: str, work: Callable[[], str]) -> int:
-    """Do the work of a command and print what it says; returns 0, or 2 after an error that a user can mend."""
+    """Do the work of a command and print its message; return 0, or 2 after an error that the user can fix."""
     try:
         said = work()
     except (ValueError, OSError, ImportError) as error:

@@ -1,4 +1,4 @@
-"""`nomax study NAME --plan` and `--dry-run`: what a study will cost, and what it will be able to tell."""
+"""`nomax study NAME --plan` and `--dry-run`: estimate the cost of a study, and what it will be able to decide."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ Place = tuple[str, int]  # a model and its length
 
 
 class Cost(NamedTuple):
-    """What some runs take."""
+    """The cost of some runs."""
 
     runs: int = 0
     hours: float = 0.0
@@ -45,10 +45,10 @@ def print_plan(
     sources: Mapping[str, Sequence[Result]],
     console: Console,
 ) -> None:
-    """Print hours and noise by model, and what the planned seeds can tell about each claim.
+    """Print hours and noise by model, and what the planned seeds can decide about each claim.
 
-    sources: finished runs by where they are from, the best source first; the first whose runs repeat a setting tells
-    the noise. A ValueError says if none does.
+    sources: finished runs by origin, the best source first; the noise is taken from the first source whose runs repeat
+    a setting. Raises a ValueError if none does.
     """
     estimate = Estimate({row.key: row for rows in sources.values() for row in rows}.values())
     number = len(setup.seeds)
@@ -104,7 +104,7 @@ def _print_claims(module: Study, setup: Any, rows: Sequence[Result], hours: floa
 
 
 def noise(rows: Sequence[Result]) -> dict[Place, float]:
-    """Return the standard deviation of scores between seeds, by model and length, over all settings run repeatedly."""
+    """Return the standard deviation of scores between seeds, by model and length, over all repeated settings."""
     cells: dict[tuple[Place, str], list[float]] = {}
     for row in finals(rows):
         score = _score(row)
@@ -126,7 +126,7 @@ def _score(row: TrainedResult) -> float | None:
 
 
 def _costs(runs: Sequence[Experiment], store: Store, estimate: Estimate) -> dict[Place, Cost]:
-    """Sum what the runs take, by model and length."""
+    """Sum the cost of the runs, by model and length."""
     unfinished_keys = {run.key for run in unfinished(runs, store)}
     costs: dict[Place, Cost] = {}
     for run in runs:
@@ -144,7 +144,7 @@ def _total(costs: Iterable[Cost]) -> Cost:
 
 
 def print_runs(runs: list[Experiment], store: Store, jobs: int, retry: bool, console: Console) -> None:
-    """Print the runs, what is known of each, and how long the others will take."""
+    """Print the runs, the state of each, and how long the remaining ones will take."""
     estimate = Estimate(store.results())
     left = {run.key for run in unfinished(runs, store, retry)}
     table = Table(box=SIMPLE_HEAD)

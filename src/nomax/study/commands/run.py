@@ -55,87 +55,86 @@ COLOURS = {"reproduced": "green", "contradicted": "red", "undecided": "yellow"}
 class Options:
     """Run a study: train its grid of models, draw its figures, and judge the paper's claims.
 
-    `nomax study list` shows the studies. A run is known by all of its settings: what is in the store is not done again,
-    by whichever study it was done, nor what the results folder has of this study, and what was interrupted (Ctrl-C,
-    SIGTERM, even kill -9) goes on where it was.
-    Several processes may work on one store. A run that diverges is a result, and counts as chance; one that fails
-    counts for nothing.
+    `nomax study list` shows the studies. A run is identified by its complete settings. Runs that are in the store, from
+    any study, or in this study's results folder are not repeated; an interrupted run (Ctrl-C, SIGTERM, even kill -9)
+    resumes where it stopped. Several processes can work on one store. A run that diverges is a result, and counts as
+    chance; one that fails does not count.
 
-    On several machines: give each --shard i/n and a store of its own, then `nomax study merge`; or --launcher submitit
-    on a Slurm cluster. Exit codes: 0 all well, 1 a run ended without an outcome (as on a full disk), or all new runs
-    failed, 2 wrong options, 130 and 143 stopped by Ctrl-C and SIGTERM.
+    On several machines, give each --shard i/n and its own store, then use `nomax study merge`; or use --launcher
+    submitit on a Slurm cluster. Exit codes: 0 success, 1 a run ended without an outcome (as on a full disk), or all new
+    runs failed, 2 wrong options, 130 and 143 stopped by Ctrl-C and SIGTERM.
     """
 
     name: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="NAME")]]
-    """A name of `nomax study list`, or a Python file with grid, figures and verdicts."""
+    """A name from `nomax study list`, or a Python file with grid, figures and verdicts."""
     setup: str = "default"
     """default: minutes, a reduced grid. hour: one to two hours on two cores. Options down to --device change it."""
     data: str | None = None
-    """A name (`nomax data list`), a folder of images, shards, "torchvision:NAME" or "hf:NAME"; of text, a name or a
+    """A name (`nomax data list`), a folder of images, shards, "torchvision:NAME" or "hf:NAME"; for text, a name or a
     folder with train, valid and test files."""
     model: tuple[str, ...] | None = None
-    """Sizes of models, such as pico nano; or with their patch, such as S/32 S/16 S/8. Studies over both combine every
-    size with every patch."""
+    """Model sizes, such as pico nano; or with their patch, such as S/32 S/16 S/8. Studies over both combine every size
+    with every patch."""
     patches: tuple[int, ...] | None = None
-    """Sizes of patches, each of which gives a length of sequences."""
+    """Patch sizes, each of which gives a sequence length."""
     image_size: int | None = None
-    """Pixels on a side; the images' own if they are small."""
+    """Image width and height in pixels; by default the images' own if they are small."""
     activations: tuple[str, ...] | None = None
-    """The h to compare, for studies of all h."""
+    """Activations h to compare, for studies of all h."""
     alphas: tuple[float, ...] | None = None
-    """The exponents of L."""
+    """Exponents of L."""
     slots: tuple[int, ...] | None = None
     """Slots of the feed-forward layers to compare, for the study of memories."""
     lengths: tuple[int, ...] | None = None
-    """Tokens of documents to compare, for the study of documents."""
+    """Document lengths in tokens to compare, for the study of documents."""
     vocabulary: int | None = None
-    """Pieces of the vocabulary, for studies of text."""
+    """Pieces in the vocabulary, for text studies."""
     seeds: tuple[int, ...] | None = None
-    """One number: so many seeds, 0, 1, 2, … Several numbers: these seeds."""
+    """One number: that many seeds, 0, 1, 2, … Several numbers: these seeds."""
     steps: int | None = None
     """Steps of each run."""
     batch_size: int | None = None
-    """Images per step, or tokens."""
+    """Images or tokens per step."""
     lr: float | None = None
-    """Largest learning rate, the same for every φ."""
+    """Peak learning rate, the same for every φ."""
     warmup: int | None = None
     """Steps of linear warm-up."""
     recipe: Literal["small", "i1k", "i21k"] | None = None
-    """What the numbers above change: the recipe for small images, or the paper's for ImageNet."""
+    """Recipe to start from: the one for small images, or the paper's for ImageNet. The numbers above override it."""
     precision: Literal["fp32", "bf16"] | None = None
     """bf16: autocast, with float32 weights."""
     probes: tuple[str, ...] | None = None
-    """Data sets of ten-shot probes, as `nomax probe --on` takes them, for studies that probe."""
+    """Data sets for ten-shot probes, as in `nomax probe --on`, for studies that probe."""
     subset: str | None = None
-    """Labels whose accuracy is measured by itself: icons, imagenet1k or a file; for studies that do."""
+    """Labels to measure accuracy on separately: icons, imagenet1k or a file; for studies that do so."""
     device: str | None = None
-    """cpu, cuda, or (auto) whichever there is."""
+    """cpu, cuda, or auto to use a GPU if there is one."""
 
     jobs: int | None = None
-    """Runs at a time, each in a process with one thread; if not given, as many as there are cores."""
+    """Runs at a time, each in a single-threaded process; by default, one per core."""
     shard: str | None = None
-    """i/n: only the i-th of n parts of the grid, i from 1 to n. A run's part depends on nothing but its settings."""
+    """i/n: do only the i-th of n parts of the grid, i from 1 to n. A run's part depends only on its settings."""
     budget: str | None = None
-    """2h, 90m, …: start nothing that would end later, by the estimate, and stop then; the same command goes on."""
+    """2h, 90m, …: start no run that is estimated to end later, and stop then; the same command continues."""
     retry: bool = False
     """Try failed runs again. (Those that diverged would diverge again.)"""
     launcher: Literal["processes", "submitit"] = "processes"
-    """Where runs are done: here, or as jobs of a cluster."""
+    """Do the runs on this machine, or as jobs on a cluster."""
     submit: tuple[str, ...] = ()
     """For submitit: KEY=VALUE, such as slurm_partition=gpu timeout_min=240 gpus_per_node=1, or cluster=local."""
     store: Path = Path("runs/study")
-    """Folder of all runs, of all studies."""
+    """Folder of all runs of all studies."""
     out: Path | None = None
-    """Folder of the results; results/NAME if not given."""
+    """Folder for the results; by default results/NAME."""
     dry_run: bool = False
-    """List the runs with the time each will take, and do nothing."""
+    """List the runs with the time each will take, and exit."""
     plan: bool = False
-    """Print the core-hours by model, the noise between seeds as far as finished runs tell it, how narrow the intervals
-    of the planned seeds will be and how many seeds each claim needs, and do nothing."""
+    """Print the core-hours by model, the noise between seeds (estimated from finished runs), the expected width of the
+    intervals with the planned seeds, and the number of seeds each claim needs, and exit."""
     fresh: bool = False
-    """Do all runs that are not in the store, also those whose results are in the results folder already."""
+    """Do all runs that are not in the store, even if their results are already in the results folder."""
     smoke: bool = False
-    """Shrink everything to seconds: shows only that it works."""
+    """Shrink everything to seconds, only to check that it works."""
 
 
 def run(options: Options) -> int:
@@ -206,7 +205,7 @@ def run(options: Options) -> int:
 
 
 def chosen_setup(options: Options, kind: Literal["images", "text"] = "images") -> Setup | TextSetup:
-    """Return the named set-up with what the options change."""
+    """Return the named set-up with the options' changes."""
     changes = getattr(study.load(options.name), "CHANGES", None) if kind == "images" else None
     setup = setups.named(options.setup, changes)
     setup = setups.named("smoke", changes) if options.smoke else setup
@@ -232,7 +231,7 @@ def chosen_setup(options: Options, kind: Literal["images", "text"] = "images") -
 
 
 def _check_values(options: Options, kind: Literal["images", "text"]) -> None:
-    """Raise for an option without a value, and for a number that is none of its kind."""
+    """Raise an error for an option without a value, or for a number of the wrong kind."""
     least = dict.fromkeys(COUNTS, 1) | {"warmup": 1 if kind == "images" else 0}
     for name, value in vars(options).items():
         option = f"--{name.replace('_', '-')}"
@@ -249,7 +248,7 @@ def _check_values(options: Options, kind: Literal["images", "text"]) -> None:
 
 
 def command_line(options: Options) -> str:
-    """Return the command line that gives these options, without those that say only how the work is done."""
+    """Return the command line that gives these options, without those that only affect how the work is done."""
     words = ["nomax", "study", options.name]
     how = {"name", "jobs", "shard", "budget", "retry", "launcher", "submit", "store", "out", "dry_run", "device"}
     how |= {"plan", "fresh"}
@@ -276,7 +275,7 @@ def verdict_table(title: str, verdicts: "Sequence[Verdict]", note: str) -> Table
 
 
 def _check_images(runs: Sequence[ImageExperiment], probes: Sequence[str]) -> None:
-    """Raise now, rather than after an hour, if images are missing that come after the training."""
+    """Raise now, rather than after an hour, if images needed after training are missing."""
     for data in dict.fromkeys(run.config.data for run in runs):
         for split in (setups.source(data), load_data(data, "test")):
             split.image(0)
@@ -290,7 +289,7 @@ def _check_images(runs: Sequence[ImageExperiment], probes: Sequence[str]) -> Non
 
 
 def _check_writable(option: str, folder: Path) -> None:
-    """Raise unless a folder, or one that is to be made, can be written to."""
+    """Raise unless a folder, which may not exist yet, can be written to."""
     there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     try:
         with tempfile.TemporaryFile(dir=there):
@@ -300,7 +299,7 @@ def _check_writable(option: str, folder: Path) -> None:
 
 
 def _check_device(options: Options) -> None:
-    """Raise if runs cannot be done on the device; that of a cluster is not there to be tried."""
+    """Raise if runs cannot be done on the device; a cluster's device cannot be tried here."""
     check_device(options.device or "auto", options.launcher == "processes" or "cluster=local" in options.submit)
 
 
