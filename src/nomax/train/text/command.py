@@ -1,4 +1,4 @@
-"""`nomax train translate` and `nomax train language`: their options, and the runs and configs made of them."""
+"""`nomax train translate` and `nomax train language`: options, and the configs and runs made from them."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,19 +15,19 @@ from nomax.train.text.data import Corpora
 
 MODEL = {
     "dim": "Width of the model.",
-    "heads": "Attention heads of a layer.",
+    "heads": "Attention heads per layer.",
     "encoder_layers": "Layers of the encoder.",
     "decoder_layers": "Layers of the decoder.",
     "slots": "Slots of each feed-forward layer, which is a memory.",
     "gamma": "γ, by which relu/√L is divided, or where it starts if learned: with √(n/π) rows of a new model over n "
     "keys sum to about 1. Of other φ, 1.",
     "memory_phi": "φ of the feed-forward layers: relu, softmax, …",
-    "memory_norm": "LayerNorm of what a feed-forward layer finds.",
+    "memory_norm": "Apply LayerNorm to the output of each feed-forward layer.",
     "joined_norm": "ReLA's gated RMSNorm of the joined heads; with --phi relu, this is ReLA.",
-    "norm": "LayerNorm of what a part reads, or of the sum to which it is added.",
-    "positions": "How the model knows where a token is.",
-    "max_length": "Longest segment in tokens, where --documents does not say it; longer ones are cut into parts.",
-    "dropout": "Of the embedded tokens and of what each part adds.",
+    "norm": "Apply LayerNorm to the input of each sublayer (pre), or to the residual sum after it (post).",
+    "positions": "Position encoding.",
+    "max_length": "Longest segment in tokens, unless --documents sets it; longer ones are cut into parts.",
+    "dropout": "Dropout of the embedded tokens and of each sublayer's output.",
 }
 SMOKE: dict[str, Any] = {
     "steps": 6,
@@ -47,27 +47,26 @@ class TrainText(cli.Command):
 
     task: ClassVar[Literal["translate", "language"]]
     phi: tuple[str, ...] = ("reluformer",)
-    """How scores become weights: reluformer (√2·relu/√L), softmax, relu/L, relu, sparsemax, entmax15, … Several train
+    """Map from scores to weights: reluformer (√2·relu/√L), softmax, relu/L, relu, sparsemax, entmax15, … Several train
     one after the other and are compared."""
     data: str = "bible-en-es"
     """A name (`nomax data list`), a folder with train, valid and test files, JSONL documents, or texts as FILE,FILE."""
     recipe: Literal["small", "iwslt"] = "small"
-    """small: an hour of one CPU core. iwslt: the usual recipe for IWSLT14, not the paper's, for a GPU. The defaults of
-    the other options are the recipe's: --recipe iwslt --help shows those of iwslt."""
+    """small: an hour on one CPU core. iwslt: the usual recipe for IWSLT14, not the paper's, for a GPU. The recipe sets
+    the defaults of the other options: --recipe iwslt --help shows those of iwslt."""
     documents: int | None = None
-    """Learn from documents cut and joined to so many tokens, such as 128 to 4,096, or, with 0, from single segments."""
+    """Train on documents cut and joined to this many tokens, such as 128 to 4,096, or, with 0, on single segments."""
     vocabulary: int | None = None
     """Pieces of the vocabulary, learned from the training split."""
     penalty: float | None = None
-    """Weight of ReLUFormer's two penalties in the loss; 0.03 for relu/√L and 0 for other φ, if not given. The paper's
-    value is not known: a number to tune."""
+    """Weight of ReLUFormer's two penalties in the loss; by default 0.03 for relu/√L and 0 for other φ. The paper's
+    value is unknown: a number to tune."""
     learned_gain: Literal["layer", "head", "none"] | None = None
-    """Learn φ's gain (√2/γ), one for each layer or head; per head for relu/√L and not at all for other φ, if not
-    given."""
+    """Learn φ's gain (√2/γ), one per layer or head; by default per head for relu/√L and not at all for other φ."""
 
     @property
     def asked(self) -> tuple[str, ...] | None:
-        """The languages asked for, in order; None if none is."""
+        """Return the languages asked for, in order; None for those of the data."""
         raise NotImplementedError
 
     @classmethod
@@ -88,27 +87,27 @@ class TrainText(cli.Command):
 class TrainTranslate(TrainText):
     """Train a ReLUFormer to translate sentences or documents, with one φ or with several side by side.
 
-    Stop it whenever you like (Ctrl-C, SIGTERM, even kill -9) and give the same command again: it goes on from the last
-    checkpoint, to the same result to the bit. On several GPUs or machines: torchrun --nproc-per-node 8 -m nomax.cli
+    Stop it whenever you like (Ctrl-C, SIGTERM, even kill -9) and give the same command again: it resumes from the last
+    checkpoint, with bitwise the same result. On several GPUs or machines: torchrun --nproc-per-node 8 -m nomax.cli
     train translate ...
 
-    The peers of ReLUFormer: --phi softmax, sparsemax, entmax15, relu (put in directly), relu/L, and ReLA as --phi relu
+    The peers of ReLUFormer: --phi softmax, sparsemax, entmax15, relu (as a drop-in), relu/L, and ReLA as --phi relu
     --joined-norm rela; its factor alone is --penalty 0.
 
-    The run folder gets what one of `nomax train vit` has, and vocabulary.model. Afterwards: nomax evaluate RUN gives
-    BLEU (with --split valid where the data has no test split), nomax translate RUN < in.txt > out.txt translates. Exit
-    codes: 0 finished, 1 failed (a loss that is not finite, a full disk), 2 wrong options, 130 stopped by Ctrl-C and 143
-    by SIGTERM, both of them with a checkpoint.
+    The run folder has the same files as for `nomax train vit`, and vocabulary.model. Afterwards, nomax evaluate RUN
+    gives BLEU (with --split valid if the data has no test split), and nomax translate RUN < in.txt > out.txt
+    translates. Exit codes: 0 finished, 1 failed (a non-finite loss, a full disk), 2 wrong options, 130 stopped by
+    Ctrl-C and 143 by SIGTERM, both with a checkpoint.
     """
 
     task = "translate"
     languages: tuple[str, str] | None = None
-    """Source and target, such as --languages es en; in the order that the data has, if not given. Names of files such
-    as train.en say theirs; --languages says those of a.txt,b.txt."""
+    """Source and target, such as --languages es en; by default in the order of the data. File names such as train.en
+    give their language; for a.txt,b.txt name both here."""
 
     @property
     def asked(self) -> tuple[str, ...] | None:
-        """The languages asked for."""
+        """Return --languages."""
         return self.languages
 
 
@@ -116,21 +115,21 @@ class TrainTranslate(TrainText):
 class TrainLanguage(TrainText):
     """Train a ReLUFormer without encoder as a language model on one side of a corpus, or on plain text.
 
-    It has the switches, the run folder, the exit codes and the exact resumption of `nomax train translate`. It learns
-    from documents of 256 tokens unless --documents says otherwise. Data may also be a text file (with --valid another),
-    or a folder with train.txt, valid.txt and test.txt; an empty line ends a document. Afterwards: nomax evaluate RUN
-    gives the perplexity on the test split, and nomax generate RUN continues texts.
+    Options, run folder, exit codes and exact resume are those of `nomax train translate`. It trains on documents of 256
+    tokens unless --documents says otherwise. Data may also be a text file (with another for --valid), or a folder with
+    train.txt, valid.txt and test.txt; an empty line ends a document. Afterwards, nomax evaluate RUN gives the
+    perplexity on the test split, and nomax generate RUN continues texts.
     """
 
     task = "language"
     documents: int | None = 256
-    """Learn from documents cut and joined to so many tokens (128 to 4,096), or, with 0, from single segments."""
+    """Train on documents cut and joined to this many tokens (128 to 4,096), or, with 0, on single segments."""
     language: str | None = None
-    """Which side of the corpus: en, es, …; its first, if not given."""
+    """Side of the corpus to learn: en, es, …; by default the first."""
 
     @property
     def asked(self) -> tuple[str, ...] | None:
-        """The language asked for."""
+        """Return --language."""
         return (self.language,) if self.language else None
 
 
@@ -139,7 +138,7 @@ Language = cli.options(TrainLanguage, TextConfig, ReLUFormerConfig, MODEL, witho
 
 
 def configure(options: Any, phi: str, task: str, languages: tuple[str, ...] | None = None) -> TextConfig:
-    """Return the recipe with whatever the options change, but for what depends on the text itself: see `fit`."""
+    """Return the recipe with the options' changes, except for what depends on the text itself: see `fit`."""
     given = cli.given(options)
     model = {name: given[name] for name in ("learned_gain", *MODEL) if name in given}
     if options.smoke:
@@ -194,7 +193,7 @@ def _load(config: TextConfig, languages: tuple[str, ...] | None) -> Corpora:
 
 
 def _possible_size(corpora: Corpora, size: int, folder: Path) -> int:
-    """Return the size of a vocabulary, or the nearest one that a text gives; of a run to go on with, what it has."""
+    """Return a vocabulary size, or the nearest that a text allows; for a run to resume, the size that it has."""
     if tokenizer := text_data.kept(folder):
         return len(tokenizer)
     try:
