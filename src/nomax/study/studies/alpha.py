@@ -71,18 +71,33 @@ def figures(
     rows: Sequence[Result], setup: Setup, diagnostics: Mapping[str, inside.Points] | None = None
 ) -> list[Figure]:
     """Accuracy over α by length, what attention does meanwhile, and the mean weight at initialisation."""
+    models = [row for row in finals(rows) if row.lr == setup.lr]
     title = "Accuracy of L⁻ᵅ·h over the exponent α"
     caption = (
-        "Each h is trained with its weights multiplied by L⁻ᵅ; the broken line is softmax, which has no α. "
+        f"Each h is trained with its weights multiplied by L⁻ᵅ; the broken line is softmax, which has no α.{_match(models)} "
         "The paper's Fig. 2 shows the same for S/32, S/16 and S/8 on ImageNet."
     )
-    models = [row for row in finals(rows) if row.lr == setup.lr]
     return [
         alpha_sweep.figure(models, _lines(models), "alpha", title, caption),
         *([inside.figure(models, diagnostics)] if diagnostics else []),
         speed.figure(rows),
         initial.figure(initial.collect(rows), setup),
     ]
+
+
+def _match(rows: Sequence[ImageResult]) -> str:
+    """How far relu/L is ahead of softmax, as a sentence; empty if no length and seed has both."""
+    relu, softmax = (
+        values(where(rows, phi=phi, qk_norm=True, gate=None), lambda row: row.tokens, accuracy)
+        for phi in ("relu/L", SOFTMAX)
+    )
+    cells = paired(relu, softmax)
+    if not cells:
+        return ""
+    by_length = ", ".join(
+        f"{100 * fmean(entries):+.2f} at L = {tokens}".replace("-", "−") for tokens, entries in sorted(cells.items())
+    )
+    return f" relu/L minus softmax, at equal length and seed: {points(pooled(cells))} ({by_length})."
 
 
 def verdicts(rows: Sequence[Result], setup: Setup) -> list[Verdict]:
