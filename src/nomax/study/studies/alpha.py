@@ -74,8 +74,8 @@ def figures(
     models = [row for row in finals(rows) if row.lr == setup.lr]
     title = "Accuracy of L⁻ᵅ·h over the exponent α"
     caption = (
-        f"Each h is trained with its weights multiplied by L⁻ᵅ; the broken line is softmax, which has no α.{_match(models)} "
-        "The paper's Fig. 2 shows the same for S/32, S/16 and S/8 on ImageNet."
+        f"Each h is trained with its weights multiplied by L⁻ᵅ; the broken line is softmax, which has no α."
+        f"{_match(models)} The paper's Fig. 2 shows the same for S/32, S/16 and S/8 on ImageNet."
     )
     return [
         alpha_sweep.figure(models, _lines(models), "alpha", title, caption),
