@@ -17,7 +17,7 @@ from nomax import _figures, _files
 from nomax.console import Console
 from nomax.evaluate import terminal
 from nomax.report import results, words
-from nomax.report.sections import Judged, Section, anchors, section
+from nomax.report.sections import Judged, Section, Shown, anchors, section
 from nomax.study.claims import CLAIMS, GROUPS, HEADLINE
 from nomax.study.engine.publication import results_folders
 from nomax.study.engine.verdict import amount
@@ -25,6 +25,7 @@ from nomax.study.engine.verdict import amount
 LIMIT = 2_500_000  # bytes: a page that a phone loads without a second thought
 HERE = Path(__file__).parent
 OTHER = "Other claims"
+LEAD = "alpha"  # the study whose figure shows the papers' main finding
 
 Places = tyro.conf.Positional[
     Annotated[tuple[Path, ...], tyro.conf.arg(metavar="[RESULTS ...]", help_behavior_hint="(default: results)")]
@@ -123,7 +124,7 @@ def render(studies: Sequence[Section]) -> str:
         headline=headline(verdicts),
         scale=scale(one.results.story for one in studies),
         groups=groups(verdicts),
-        lead=next(((one, shown) for one in studies for shown in one.figures if shown.picture), (None, None)),
+        lead=lead_figure(studies),
         words=words,
         one_number=one_number,
         version=nomax.__version__,
@@ -170,6 +171,12 @@ class Group:
     title: str
     tally: str
     verdicts: list[Judged]
+
+
+def lead_figure(studies: Sequence[Section]) -> tuple[Section | None, Shown | None]:
+    """Return the figure at the top of the page with its study: that of LEAD if it is there, else the first."""
+    first = sorted(studies, key=lambda one: one.results.story.name != LEAD)  # a stable sort keeps the others' order
+    return next(((one, shown) for one in first for shown in one.figures if shown.picture), (None, None))
 
 
 def headline(verdicts: Sequence[Judged]) -> str:

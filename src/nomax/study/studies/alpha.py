@@ -32,7 +32,7 @@ from nomax.study.studies import alpha_sweep, initial, inside, speed
 from nomax.study.studies.alpha_sweep import Ground
 
 TITLE = "Which power of the sequence length?"
-CLAIMS = ("W-alpha", "W-h", "W-degrade", "W-identity", "W-init")
+CLAIMS = ("W-degrade", "W-alpha", "W-identity", "W-h", "W-init")
 
 QUESTION = (SOFTMAX, "relu/L", "relu")  # does relu with its 1/L match softmax, and does it need it?
 # These two are the same function below 6, which scores of normalised queries and keys hardly reach: one cannot win
@@ -104,10 +104,10 @@ def verdicts(rows: Sequence[Result], setup: Setup) -> list[Verdict]:
     """Judge the five claims, at the lengths where softmax has learned."""
     ground = alpha_sweep.ground(finals(rows), setup)
     return [
-        _best_alpha(ground),
-        _no_winner(ground),
         _degrades(ground),
+        _best_alpha(ground),
         _identity(ground),
+        _no_winner(ground),
         initial.verdict(initial.collect(rows), setup),
     ]
 

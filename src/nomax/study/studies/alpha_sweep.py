@@ -1,5 +1,6 @@
 """Shared by the sweeps over α: one panel per length, one line per kind of model, and their table."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -334,6 +335,7 @@ def _paint_set(
     """One row of panels: a data set, from its shortest sequences to its longest."""
     points = _points(rows, lines)
     edge = floor(points) if points else 0.0
+    alphas = [point.alpha for point in points] or [0.0, 1.0]
     for axis, tokens in zip(axes, panels, strict=False):
         for line in lines:
             _draw(axis, curve(line.of(rows, tokens)), line, edge)
@@ -343,6 +345,8 @@ def _paint_set(
             axis.axhline(point.mean, color=colour, lw=1.6, ls=(0, (5, 3)), zorder=2.5)
         axis.set_title(f"{name}, L = {tokens:,}".removeprefix(", "))
         axis.set_xlabel("exponent α")
+        axis.set_xticks(sorted({*range(math.ceil(min(alphas)), int(max(alphas)) + 1), min(alphas), max(alphas)}))
+        axis.set_xlim(min(alphas) - 0.1, max(alphas) + 0.1)  # the same in every panel
     if points and lowest(points) < edge:
         axes[0].set_ylim(bottom=edge - 0.04 * (axes[0].get_ylim()[1] - edge))
     percent_axis(axes[0])
@@ -360,7 +364,6 @@ def _draw(axis: Any, points: Sequence[Point], line: Line, edge: float) -> None:
     for point in points:
         if point.lost:
             axis.plot(point.alpha, max(point.mean, edge), "x", ms=9, mew=2, color=look["color"], zorder=4)
-    axis.set_xticks(sorted({*range(int(max(alphas)) + 1), min(alphas), max(alphas)}))
 
 
 def _look(line: Line) -> dict[str, Any]:
