@@ -19,7 +19,7 @@ from harmful import binary, good, header, limited, padded, pax, record
 from pictures import encoded, picture
 
 from nomax.data.images import files, shard_index
-from nomax.data.images.folders import Strings
+from nomax.data.images.files import Strings
 from nomax.data.images.shard_index import Index
 from nomax.data.images.shards import ShardSource
 from nomax.data.source import DataError

@@ -14,7 +14,7 @@ from pictures import encoded, fill, picture
 from nomax import data
 from nomax.data.commands import pack
 from nomax.data.images import files, shard_index
-from nomax.data.images.folders import FolderSource
+from nomax.data.images.files import FolderSource
 from nomax.data.images.shards import ShardSource
 
 

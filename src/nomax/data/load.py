@@ -65,7 +65,7 @@ def load(
     if is_prepared(path):
         return open_prepared(path, split)
     if path.is_dir():
-        from nomax.data.images.folders import FolderSource
+        from nomax.data.images.files import FolderSource
 
         return FolderSource(path, split, on_error)
     if path.is_file():

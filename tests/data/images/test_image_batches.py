@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nomax.data.images import workers as pipeline
 from nomax.data.images.batches import Batch, Batches, batches, evaluation_batches, mixup_weight
-from nomax.data.images.folders import FolderSource
+from nomax.data.images.files import FolderSource
 from nomax.data.images.transforms import Augment, Evaluation
 from nomax.data.order import Order
 from nomax.data.source import ArraySource, DataError, part

@@ -16,7 +16,7 @@ from PIL import Image
 from nomax import _compat, data
 from nomax.cli import main
 from nomax.data.images import files
-from nomax.data.images.folders import FolderSource
+from nomax.data.images.files import FolderSource
 from nomax.data.source import DataError
 
 

@@ -13,7 +13,7 @@ import pytest
 from pictures import encoded, fill, picture
 
 from nomax.data.images.batches import batches, evaluation_batches
-from nomax.data.images.folders import FolderSource
+from nomax.data.images.files import FolderSource
 from nomax.data.images.transforms import Augment
 from nomax.data.order import Order
 from nomax.data.source import DataError
@@ -116,7 +116,7 @@ import sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell takes away from what runs in its background
 
 from nomax.data.images.batches import batches
-from nomax.data.images.folders import FolderSource
+from nomax.data.images.files import FolderSource
 from nomax.data.order import Order
 from nomax.data.images.transforms import Augment
 

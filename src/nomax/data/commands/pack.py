@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from nomax._files import atomic, write_json
 from nomax.console import Console, Progress
 from nomax.data.images import files, shard_index
-from nomax.data.images.folders import FolderSource
+from nomax.data.images.files import FolderSource
 from nomax.data.order import Integers, Order
 from nomax.data.source import DataError
 

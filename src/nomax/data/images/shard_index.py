@@ -20,7 +20,7 @@ import numpy.typing as npt
 from nomax._files import atomic
 from nomax.data import tar
 from nomax.data.images import files
-from nomax.data.images.folders import Strings
+from nomax.data.images.files import Strings
 from nomax.data.registry import cache_folder, make_folder
 from nomax.data.source import DataError, npy_header
 

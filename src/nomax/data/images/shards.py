@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
 from nomax.console import Console, Progress
 from nomax.data.images import files, shard_index
-from nomax.data.images.folders import KNOWN, Problems, split_names
+from nomax.data.images.files import KNOWN, Problems, split_names
 from nomax.data.images.shard_index import Index
 from nomax.data.order import Integers
 from nomax.data.source import DataError
