@@ -211,8 +211,8 @@ def test_the_search_finds_something_in_a_folder_of_files(site, browser):
     browser.ask("Input.insertText", text="dropout")
     links = "Array.from(document.querySelectorAll('.md-search-result__link'), (link) => link.href)"
     wait = "new Promise((done) => {const look = () => FOUND.length ? done(FOUND) : setTimeout(look, 50); look()})"
-    found = browser.evaluate(wait.replace("FOUND", links))  # a browser that waits for ever is ended
-    assert any("attention.html#dropout" in link for link in found)
+    there = browser.evaluate(wait.replace("FOUND", links))  # a browser that waits for ever is ended
+    assert any("attention.html#dropout" in link for link in there)
     assert [address for address in browser.requests() if not address.startswith(("file:", "data:"))] == []
     assert browser.complaints() == []
 

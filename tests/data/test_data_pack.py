@@ -59,9 +59,9 @@ def test_webdataset_reads_the_shards(folder: Path, tmp_path: Path) -> None:
     urls = sorted(map(str, (tmp_path / "out").glob("*.tar")))
     peer = webdataset.WebDataset(urls, shardshuffle=False).decode("pil")
     source = ShardSource(tmp_path / "out")
-    found = list(peer)
-    assert len(found) == len(source)
-    for number, sample in enumerate(found):
+    samples = list(peer)
+    assert len(samples) == len(source)
+    for number, sample in enumerate(samples):
         assert sample["cls"] == source.labels[number]
         image = sample.get("jpg") or sample["png"]
         assert np.array_equal(np.asarray(image), np.asarray(source.image(number)))

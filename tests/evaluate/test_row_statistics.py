@@ -35,7 +35,7 @@ def test_softmax_rows_sum_to_one_and_have_no_zeros() -> None:
 def test_statistics_are_those_of_the_weights_themselves() -> None:
     """By plain loops over every row of every image."""
     vit = model("relu/L", posemb="sincos2d")
-    found = row_statistics(vit, images())
+    statistics = row_statistics(vit, images())
     weights: list[Tensor] = []
     block = vit.blocks[0]
     hook = block.attention.register_forward_pre_hook(lambda module, given: weights.append(module.weights(given[0])))  # type: ignore[union-attr]
@@ -45,7 +45,7 @@ def test_statistics_are_those_of_the_weights_themselves() -> None:
     hook.remove()
     # The same float32 weights, summed in float64 on both sides: 1e-9 is far above its roundings, and below a mistake.
     a = torch.cat(weights).double()
-    for row in found:
+    for row in statistics:
         of_head = a[:, row.head].flatten(0, 1)
         sums = [float(line.sum()) for line in of_head]
         mean = sum(sums) / len(sums)
@@ -92,14 +92,14 @@ def test_at_initialisation_relu_gives_half_its_weights_zero_and_the_others_size_
     """With qk-norm scores are about N(0, 1), for which E relu = 1/√(2π)."""
     torch.manual_seed(0)
     vit = ViT("Ti/4", num_classes=0, image_size=32, phi="relu/L", qk_norm=True).eval()
-    found = row_statistics(vit, images(2))
-    assert {row.layer for row in found} == set(range(12))
-    assert {row.head for row in found} == set(range(3))
-    first = [row for row in found if row.layer == 0]
+    statistics = row_statistics(vit, images(2))
+    assert {row.layer for row in statistics} == set(range(12))
+    assert {row.head for row in statistics} == set(range(3))
+    first = [row for row in statistics if row.layer == 0]
     # Scores are only about normal: the patches of an image are alike, and a head has 32 dimensions.
     assert sum(row.zeros for row in first) / 3 == pytest.approx(0.5, abs=0.1)
     assert sum(row.row_sum for row in first) / 3 == pytest.approx(1 / math.sqrt(2 * math.pi), abs=0.15)
-    for row in found:
+    for row in statistics:
         assert 0.05 < row.mean_weight * row.length < 3
 
 

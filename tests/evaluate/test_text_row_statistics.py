@@ -60,12 +60,12 @@ def by_hand(model: ReLUFormer, part: str, layer: int) -> list[list[list[float]]]
 @pytest.mark.parametrize("encoder", [2, 0])
 def test_statistics_are_those_of_the_weights_themselves(encoder: int) -> None:
     model = made("relu/L", encoder)
-    found = evaluate.row_statistics(model, EXAMPLES)
+    statistics = evaluate.row_statistics(model, EXAMPLES)
     parts = ["encoder", "decoder", "source"] if encoder else ["decoder"]
-    assert [(row.part, row.layer, row.head) for row in found] == [
+    assert [(row.part, row.layer, row.head) for row in statistics] == [
         (part, layer, head) for part in parts for layer in range(2) for head in range(2)
     ]
-    for row in found:
+    for row in statistics:
         weights = by_hand(model, row.part, row.layer)[row.head]
         every = [weight for line in weights for weight in line]
         sums = [sum(line) for line in weights]
@@ -84,23 +84,23 @@ def test_statistics_are_those_of_the_weights_themselves(encoder: int) -> None:
         assert row.entropy == pytest.approx(sum(entropies) / len(alive), rel=1e-5)
         assert row.effective_keys == pytest.approx(sum(effective) / len(alive), rel=1e-5)
     # Rows that see one key, rows of zeros and rows with some zeros are all among them.
-    assert any(row.zeros > 0 for row in found)
-    assert any(row.empty > 0 for row in found if row.part == "decoder")
+    assert any(row.zeros > 0 for row in statistics)
+    assert any(row.empty > 0 for row in statistics if row.part == "decoder")
 
 
 def test_softmax_rows_sum_to_one_over_the_keys_that_are_seen() -> None:
-    found = evaluate.row_statistics(made("softmax"), EXAMPLES)
+    statistics = evaluate.row_statistics(made("softmax"), EXAMPLES)
     # With begin or end the texts have 4 and 10 tokens of source, 6 and 3 of target.
     lengths = {"encoder": (16 + 100) / 14, "decoder": (21 + 6) / 9, "source": (6 * 4 + 3 * 10) / 9}
-    for row in found:
+    for row in statistics:
         assert row.row_sum == pytest.approx(1, abs=1e-6)  # eight roundings of float32
         assert row.zeros == row.empty == 0
         assert row.length == pytest.approx(lengths[row.part])
 
 
 def test_signed_weights_have_no_entropy() -> None:
-    found = evaluate.row_statistics(made("gelu/L", 1, 1), EXAMPLES)
-    assert all(math.isnan(row.entropy) and math.isfinite(row.effective_keys) for row in found)
+    statistics = evaluate.row_statistics(made("gelu/L", 1, 1), EXAMPLES)
+    assert all(math.isnan(row.entropy) and math.isfinite(row.effective_keys) for row in statistics)
     with pytest.raises(ValueError, match="at least one image or text"):
         evaluate.row_statistics(made("relu/L"), [])
 
@@ -151,9 +151,9 @@ def test_the_command_shows_every_attention_and_writes_beside_the_run(
     examples = sentences(corpus(3, seed=2), tokenizer, longest=64, too_long="split")
     chosen = [examples[i] for i in (0, 7, 14, 22, 29)]
     expected = evaluate.row_statistics(evaluate.load_text(run).model, chosen)
-    found = json.loads((run / "rows.json").read_text())["[b]translation (relu/L)"]
-    assert [row["row_sum"] for row in found] == pytest.approx([row.row_sum for row in expected])
-    assert [row["part"] for row in found] == [row.part for row in expected]
+    statistics = json.loads((run / "rows.json").read_text())["[b]translation (relu/L)"]
+    assert [row["row_sum"] for row in statistics] == pytest.approx([row.row_sum for row in expected])
+    assert [row["part"] for row in statistics] == [row.part for row in expected]
     svg = (run / "rows.svg").read_text()
     for part in ("encoder", "decoder", "source"):
         assert f"[b]translation (relu/L), {part}" in svg

@@ -148,18 +148,18 @@ def test_documents_keep_their_segments(text_runs, monkeypatch, capfdbinary, form
     if form == "lines":
         assert [bool(line) for line in lines] == [bool(line) for line in given]
     for number, line in enumerate(lines if form == "jsonl" else []):
-        found = json.loads(line)
-        assert found["name"] == number
-        assert [bool(text) for text in found["es"]] == [bool(text) for text in documents[number]]
+        document = json.loads(line)
+        assert document["name"] == number
+        assert [bool(text) for text in document["es"]] == [bool(text) for text in documents[number]]
 
 
 def test_documents_do_not_depend_on_how_the_lines_come_in(text_runs):
     run = runs.load_text(text_runs / "documents")
     lines = [line.encode() for line in [*TALES[:3], "", *TALES[3:8]]]
     whole, pieces = (translate.Stream(Translator(run.model, run.tokenizer, whole=True), "lines") for _ in range(2))
-    found = [*whole.take(lines), *whole.end()]
-    assert found == [*(text for line in lines for text in pieces.take([line])), *pieces.end()]
-    assert len(found) == 9
+    output = [*whole.take(lines), *whole.end()]
+    assert output == [*(text for line in lines for text in pieces.take([line])), *pieces.end()]
+    assert len(output) == 9
     assert whole.translator.stretches == pieces.translator.stretches > 2  # of 60 tokens at most
 
 

@@ -36,13 +36,13 @@ class StopAfter(Stop):
 
 def test_every_step_and_every_evaluation_has_its_line(tmp_path):
     outcome = run(tmp_path)
-    found = lines(tmp_path)
+    written = lines(tmp_path)
     assert outcome.finished
-    assert [line["step"] for line in found if "loss" in line] == list(range(1, 13))
-    assert [line["step"] for line in found if "evaluation" in line] == [4, 8, 12]
-    assert [line["points"] for line in found if "loss" in line] == [8 * step for step in range(1, 13)]
-    assert outcome.evaluation == found[-1]["evaluation"]
-    assert found[-1]["evaluation"]["loss"] < found[0]["loss"]
+    assert [line["step"] for line in written if "loss" in line] == list(range(1, 13))
+    assert [line["step"] for line in written if "evaluation" in line] == [4, 8, 12]
+    assert [line["points"] for line in written if "loss" in line] == [8 * step for step in range(1, 13)]
+    assert outcome.evaluation == written[-1]["evaluation"]
+    assert written[-1]["evaluation"]["loss"] < written[0]["loss"]
 
 
 def test_the_first_loss_is_the_mean_over_the_batch(tmp_path):

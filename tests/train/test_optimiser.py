@@ -122,19 +122,19 @@ def test_the_sigmoid_loss_is_the_sum_over_classes_of_binary_cross_entropies(mixe
     shares = F.one_hot(labels, 7).double()
     if mixed:
         shares = 0.7 * shares + 0.3 * shares.roll(1, 0)
-    found = losses.sigmoid(logits, shares.float() if mixed else labels)
+    result = losses.sigmoid(logits, shares.float() if mixed else labels)
     expected = F.binary_cross_entropy_with_logits(logits.double(), shares, reduction="sum") / 5
-    assert float(found.mean()) == pytest.approx(float(expected), rel=1e-6)
+    assert float(result.mean()) == pytest.approx(float(expected), rel=1e-6)
     by_hand = -(shares * logits.double().sigmoid().log() + (1 - shares) * (-logits.double()).sigmoid().log()).sum(-1)
-    torch.testing.assert_close(found.double(), by_hand, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(result.double(), by_hand, rtol=1e-5, atol=1e-6)
 
 
 def test_losses_are_computed_in_float32_whatever_the_logits_are() -> None:
     logits, labels = torch.randn(4, 1000).bfloat16(), torch.arange(4)
     for loss in losses.LOSSES.values():
-        found = loss(logits, labels)
-        assert found.dtype == torch.float32
-        torch.testing.assert_close(found.double(), loss(logits.double(), labels).double(), rtol=1e-5, atol=0)
+        result = loss(logits, labels)
+        assert result.dtype == torch.float32
+        torch.testing.assert_close(result.double(), loss(logits.double(), labels).double(), rtol=1e-5, atol=0)
 
 
 def test_softmax_loss_takes_labels_and_shares_alike() -> None:

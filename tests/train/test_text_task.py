@@ -51,7 +51,7 @@ def test_reluformer_has_a_learned_gain_and_penalties_and_its_peers_have_not():
 
 
 def task_of(data, options, phi, kind="translate"):
-    corpora = Corpora(*(text_data.load(data, split, kind) for split in ("train", "valid")))
+    corpora = Corpora(*(text_data.load_corpus(data, split, kind) for split in ("train", "valid")))
     config = fit(configure(options, phi, kind), corpora)
     tokenizer = corpora.learn(config.model.vocabulary)
     train = text_data.stages(config, corpora.train, tokenizer)
@@ -91,15 +91,15 @@ def test_penalties_are_added_with_their_weights(data):
     for number in batch.numbers:
         example = task.stages[0][0][number]
         source, target = torch.tensor([[*example.source, 2]]), torch.tensor([[1, *example.target]])
-        _, found = task.model(source, target, penalties=True, margin=0.6)
-        expected = [sum_ + float(value) * target.shape[1] for sum_, value in zip(expected, found, strict=True)]
+        _, penalties = task.model(source, target, penalties=True, margin=0.6)
+        expected = [sum_ + float(value) * target.shape[1] for sum_, value in zip(expected, penalties, strict=True)]
     assert [measured["normalisation"], measured["entropy"]] == pytest.approx([x / task.size(batch) for x in expected])
     total = without + 0.5 * measured["normalisation"] + 2.0 * measured["entropy"]
     assert measured["loss"] == pytest.approx(total, rel=1e-5)
 
 
 def test_epochs_are_counted_in_batches(data):
-    train = text_data.load(data, "train")
+    train = text_data.load_corpus(data, "train")
     task = task_of(data, Translate(**TRANSLATE, epochs=2.0), "relu/L")
     shown = [number for step in range(task.config.steps) for number in task.stages[0][1].batch(step)]
     assert sorted(shown) == sorted([*range(len(train))] * 2)

@@ -131,10 +131,10 @@ def train(job: Job, world: World, stop: Stop, console: Console) -> int:
     return 0
 
 
-def exit_code(work: Callable[[], int], command: str) -> int:
-    """Do some work of a command and return its exit code: 1 after an error, which is printed to stderr."""
+def exit_code(action: Callable[[], int], command: str) -> int:
+    """Run part of a command and return its exit code: 1 after an error, which is printed to stderr."""
     try:
-        return work()
+        return action()
     except NonFiniteError as error:
         print(
             f"nomax {command}: {error}. It first appeared in {error.report['where']}. The batch is in "
@@ -220,8 +220,8 @@ def _in_process(job: Job, parent: int) -> None:
         sys.stdout = sys.stderr = log
         torch.set_num_threads(job.config.threads or 1)
         world = World(torch.device(resolve_device(job.config.device)))
-        work = partial(train, job, world, stop, Console(file=log))
-        code = exit_code(work, job.config.task_type().command(job.config))
+        action = partial(train, job, world, stop, Console(file=log))
+        code = exit_code(action, job.config.task_type().command(job.config))
     os._exit(code)
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -126,5 +127,11 @@ def _board(folder: Path, step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
+        _say_that_tensorboard_is_missing()
         return None
     return SummaryWriter(str(folder), purge_step=step + 1)
+
+
+@cache  # once for all φ of a command
+def _say_that_tensorboard_is_missing() -> None:
+    print(f"nomax: TensorBoard is not installed, so the metrics are in {FILE} only.", file=sys.stderr)

@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
+from torch import nn
 
 import nomax
-from nomax import _files
+from nomax import _files, models
 from nomax.data import located
 from nomax.data.source import listed
+from nomax.train import checkpoints
 from nomax.train import config as configs
 from nomax.train.config import Config, LoopConfig
 
@@ -91,12 +93,27 @@ def claimed(folder: Path, config: LoopConfig, command: str = "") -> Iterator[Non
 
 def read(folder: Path, kind: type[Config]) -> Config:
     """Return the config of a run. Its data is where it was, or has moved together with the run folder."""
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{folder} is not the folder of a run: it has no config.json (nomax train … --out).")
     config = configs.read(folder / "config.json", kind)
     places: dict[str, Any] = {
         name: next((known for known in _candidates(place, folder) if _is_there(known)), place)
         for name, place in _places(config).items()
     }
     return replace(config, **places)
+
+
+def model(folder: Path, make: Callable[[], nn.Module]) -> Any:
+    """Return the finished model of a run, or a new one with the weights of the newest checkpoint, in eval mode."""
+    if (folder / "model" / "config.json").is_file():  # written after the weights
+        return models.load(folder / "model")
+    state = checkpoints.newest(folder / "checkpoints")
+    if state is None:
+        raise FileNotFoundError(f"{folder} holds neither a model nor a checkpoint yet.")
+    place = folder / "checkpoints" / checkpoints.name(state["step"])
+    made = make()
+    models.hub.fill(made, state.get("average") or state["model"], str(place))
+    return made.eval()
 
 
 def note(folder: Path, **facts: Any) -> None:

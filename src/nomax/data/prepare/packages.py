@@ -1,4 +1,4 @@
-"""What a reader works with: members of its packages, and the job, which writes the prepared files.
+"""The tools of a reader: members of its packages, and the job, which writes the prepared files.
 
 Members are read into memory by name; nothing is unpacked onto the disk. Every package has a known checksum, but readers
 are also run on packages that nobody vouches for, so what unpacks to far more than data sets hold is an error.
