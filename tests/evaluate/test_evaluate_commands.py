@@ -17,6 +17,7 @@ import pytest
 import torch
 from evaluate_helpers import nomax
 from PIL import Image
+from precision import assert_rounded
 
 from nomax import data, evaluate, models
 from nomax.data.images.batches import evaluation_batches
@@ -230,7 +231,7 @@ def test_features_of_files_are_those_of_the_pixels_resized_by_hand(tmp_path: Pat
         shown = np.array(source.image(index).convert("RGB").resize((28, 28), Image.Resampling.BILINEAR))
         with torch.no_grad():
             expected = model.features(torch.from_numpy(shown).permute(2, 0, 1)[None] / 127.5 - 1)
-        assert torch.allclose(x[index], expected[0], atol=1e-5)  # float32, in batches of other sizes
+        assert_rounded(x[index], expected[0], 80)  # products in batches of other sizes
 
 
 def test_large_models_see_the_centre_of_a_square_without_antialiasing() -> None:

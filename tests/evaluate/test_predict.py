@@ -13,6 +13,7 @@ import pytest
 import torch
 from evaluate_helpers import COLOURS, SMALL, nomax, picture, pictures
 from PIL import Image
+from precision import EPSILON
 
 from nomax import evaluate, models
 from nomax.data.source import DataError
@@ -56,7 +57,7 @@ def test_probabilities_are_those_of_the_logits_by_hand(
     assert [guess.label for guess in guesses] == order
     assert [guess.name for guess in guesses] == [list(COLOURS)[label] for label in order]
     assert [guess.probability for guess in guesses] == pytest.approx(
-        [float(expected[label]) for label in order], abs=1e-6
+        [float(expected[label]) for label in order], abs=8 * EPSILON
     )
     capsys.readouterr()
     assert nomax("predict", folder, path, "--top", 2) == 0
@@ -86,7 +87,7 @@ def test_predictions_of_many_are_those_of_each_and_pillows_images_are_taken(trai
             single = one.predict(Image.open(path), top=3)
             assert [guess.name for guess in single] == [guess.name for guess in prediction.guesses]
             assert [guess.probability for guess in single] == pytest.approx(
-                [guess.probability for guess in prediction.guesses], abs=1e-6
+                [guess.probability for guess in prediction.guesses], abs=8 * EPSILON
             )
 
 
@@ -112,7 +113,7 @@ def test_a_broken_image_is_named_and_the_others_go_on(
         assert (first["image"], first["guesses"]) == ("mine/broken.png", [])
         assert "broken image" in first["error"]
         assert [guess["class"] for guess in second["guesses"]] == [guess.name for guess in guesses]
-        assert second["guesses"][0]["probability"] == pytest.approx(guesses[0].probability, abs=1e-6)
+        assert second["guesses"][0]["probability"] == pytest.approx(guesses[0].probability, abs=8 * EPSILON)
         assert "cannot be read" in third["error"]
     else:
         rows = list(csv.DictReader(output.read_text().splitlines()))
