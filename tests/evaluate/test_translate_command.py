@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from evaluate_helpers import nomax
 from text_corpora import corpus
 
 from nomax import cli, models
 from nomax.data.text import Tokenizer
-from nomax.evaluate import evaluate, runs, translate, translation
+from nomax.evaluate import runs, translate, translation
 from nomax.evaluate.translation import Translator
 from nomax.models.decoding import beam_search
 
@@ -25,7 +26,8 @@ TALES = [pair.source for pair in corpus(2, seed=2).pairs()]
 def translated(monkeypatch, capfdbinary, text, **options):
     """What the command writes for some bytes: its exit code, lines and errors."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
-    code = translate.run(translate.Options(**{"beams": 2, **options}))
+    given = translate.Options(**{"beams": 2, **options})
+    code = cli.exit_code("nomax translate", lambda: translate.run(given))
     sys.stdout.flush()
     out, err = capfdbinary.readouterr()
     assert not out or out.endswith(b"\n")
@@ -166,7 +168,7 @@ def test_documents_do_not_depend_on_how_the_lines_come_in(text_runs):
 def echo(tokenizer, shown, most):
     """Instead of a search: each source is its own translation, but without separators if it has too many segments."""
 
-    def translated(model, sources, how):
+    def translated(model, sources, search):
         for number, source in enumerate(sources):
             shown.append(len(tokenizer.segments(source)))
             yield number, source if shown[-1] <= most else [token for token in source if token != 4]
@@ -254,7 +256,7 @@ def test_a_broken_model_is_told(text_runs, monkeypatch, capfdbinary, tmp_path):
     code, lines, told = translated(monkeypatch, capfdbinary, b"the king", run=broken)
     assert (code, lines) == (2, [])
     assert told == f"nomax translate: {broken}: {NOT_FINITE}"
-    assert evaluate.run(evaluate.Options(runs=(broken,), data=str(text_runs / "data"), smoke=True)) == 2
+    assert nomax("evaluate", broken, "--data", text_runs / "data", "--smoke") == 2
     assert capfdbinary.readouterr().err.decode() == f"nomax evaluate: broken (reluformer): {NOT_FINITE}"
 
 

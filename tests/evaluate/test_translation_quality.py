@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from evaluate_helpers import nomax
 from text_corpora import corpus
 
 from nomax.data.text import Corpus, Document, Pair
-from nomax.evaluate import evaluate, probe, runs, translate, translation
+from nomax.evaluate import evaluate, runs, translate, translation
 from nomax.evaluate.translation import Translator
 from nomax.models.decoding import beam_search
 from nomax.train.text import data as text_data
@@ -105,7 +106,7 @@ def test_files_that_are_named_are_taken_whole_and_a_run_of_files_asks_for_them(
     config = json.loads((moved / "config.json").read_text())
     (moved / "config.json").write_text(json.dumps(config | {"data": files}))
     capsys.readouterr()
-    assert evaluate.run(evaluate.Options(**options | {"runs": (str(moved),)})) == 2
+    assert nomax("evaluate", moved, "--beams", 1) == 2
     assert "which has no test split: give --data FILE,FILE." in capsys.readouterr().err
 
 
@@ -115,9 +116,9 @@ def test_a_smoke_run_says_so_and_text_and_images_keep_apart(text_runs, capsys, t
     told = " ".join(capsys.readouterr().out.split())
     assert told.count("these numbers mean nothing") == 2
     assert "bits/character" in told
-    assert probe.run(probe.Options(runs=both[:1])) == 2
+    assert nomax("probe", both[0]) == 2
     assert "is a text model, not an image model" in capsys.readouterr().err
     saved = str(Path(both[0], "model"))
-    assert evaluate.run(evaluate.Options(runs=(saved,), smoke=True)) == 2
+    assert nomax("evaluate", saved, "--smoke") == 2
     assert "give one with --data" in capsys.readouterr().err
     assert evaluate.run(evaluate.Options(runs=(saved,), data=str(text_runs / "data"), smoke=True)) == 0

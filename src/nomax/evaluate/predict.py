@@ -165,7 +165,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Return 0, 1 if images cannot be read or results cannot be written, or 2 if the options cannot be served."""
+    """Print the predictions and write them. Return 0, or 1 if images cannot be read or results cannot be written."""
     console = Console()
     shown: list[Prediction] = []
     done = broken = 0
@@ -188,9 +188,10 @@ def run(options: Options) -> int:
                     print(f"nomax predict: {_printable(prediction.error)}", file=sys.stderr)
                 elif options.output is None or len(shown) < SHOWN:
                     shown.append(prediction)
-    except terminal.EXPECTED as error:
-        terminal.print_error("predict", error)
-        return 1 if done else 2
+    except (ValueError, OSError, FloatingPointError) as error:
+        if not done:
+            raise
+        return terminal.failed("predict", error)
     if shown:
         console.print(_table(shown))
     for text in _notes(trained):

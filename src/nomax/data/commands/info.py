@@ -1,6 +1,5 @@
 """`nomax data info`: describe a data set of images or text."""
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,27 +50,23 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Return 0 if it could be read, 2 if not."""
+    """Print the facts and the table, and write the sheet."""
     console = Console()
-    try:
-        sources: dict[str, Source] = {}
-        if _is_text(options.data):
-            columns = {split: _text_rows(corpus) for split, corpus in _corpora(options).items()}
-        else:
-            sources = _sources(options)
-            columns = {split: _image_rows(source, options.on_error) for split, source in sources.items()}
-        for title, fact in _facts(options.data).items():
-            console.print(Text.assemble((title, "bold"), f" {fact}"))
-        table = Table("", *columns)
-        for title in dict.fromkeys(title for rows in columns.values() for title in rows):
-            table.add_row(title, *(rows.get(title, "") for rows in columns.values()))
-        console.print(table)
-        if options.sheet and sources:
-            write_sheet(next(iter(sources.values())), options.sheet, on_error=options.on_error)
-            console.print(f"Written: {options.sheet}")
-    except (ValueError, OSError, ImportError) as error:
-        print(f"nomax data info: {error}", file=sys.stderr)
-        return 2
+    sources: dict[str, Source] = {}
+    if _is_text(options.data):
+        columns = {split: _text_rows(corpus) for split, corpus in _corpora(options).items()}
+    else:
+        sources = _sources(options)
+        columns = {split: _image_rows(source, options.on_error) for split, source in sources.items()}
+    for title, fact in _facts(options.data).items():
+        console.print(Text.assemble((title, "bold"), f" {fact}"))
+    table = Table("", *columns)
+    for title in dict.fromkeys(title for rows in columns.values() for title in rows):
+        table.add_row(title, *(rows.get(title, "") for rows in columns.values()))
+    console.print(table)
+    if options.sheet and sources:
+        write_sheet(next(iter(sources.values())), options.sheet, on_error=options.on_error)
+        console.print(f"Written: {options.sheet}")
     return 0
 
 

