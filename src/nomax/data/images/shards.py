@@ -1,4 +1,4 @@
-"""WebDataset tar shards with random access: the way to data sets of many millions of images."""
+"""WebDataset tar shards with random access, for data sets of many millions of images."""
 
 import json
 import math
@@ -104,7 +104,7 @@ class ShardSource:
         return bisect_right(self._starts, index) - 1
 
     def _file(self, shard: int) -> int:
-        """Return the shard's file; the few that were used last stay open."""
+        """Return the shard's file descriptor; those used last stay open."""
         if shard not in self._files:
             if len(self._files) >= OPEN_FILES:
                 os.close(self._files.popitem(last=False)[1])
@@ -236,7 +236,7 @@ def _read_classes(folder: Path) -> tuple[str, ...] | None:
 
 
 def _numbers(tars: Sequence[Path], indexes: Sequence[Index]) -> tuple[str, ...]:
-    """Without a list of classes, every label must be a number, and the classes are named after the numbers."""
+    """Name the classes after their labels, which must all be numbers if there is no list of classes."""
     largest = -1
     for tar, index in zip(tars, indexes, strict=True):
         for text in index.texts:

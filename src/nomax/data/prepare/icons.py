@@ -249,7 +249,7 @@ def render(svg: str, side: int) -> npt.NDArray[np.uint8] | None:
 
 
 def on_white(picture: npt.NDArray[np.uint8], side: int) -> npt.NDArray[np.uint8]:
-    """Put an RGBA picture into the middle of a white square; a row or column too many (of 32×33, say) is cut off."""
+    """Centre an RGBA picture on a white square; a row or column too many (as in 32×33) is cut off."""
     picture = picture[:side, :side]
     height, width = picture.shape[:2]
     alpha = picture[:, :, 3:].astype(np.uint16)
