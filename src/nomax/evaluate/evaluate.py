@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
-from nomax.console import Console, Progress, Table
+from nomax.console import Console, Progress, Table, counting
 from nomax.data.text import Corpus, Document
 from nomax.evaluate import terminal, translation
 from nomax.evaluate.accuracy import Match, classify, load_subset, match_classes
@@ -61,7 +61,7 @@ def run(options: Options) -> int:
     console = Console()
     terminal.check_output(options.output)
     loaded = load_all(options.runs, options.device, load_any)
-    with terminal.progress(console) as progress:
+    with counting(console) as progress:
         images = [_evaluate_images(options, run, progress) for run in loaded if isinstance(run, TrainedImageModel)]
         texts = [_evaluate_text(options, run, progress) for run in loaded if isinstance(run, TrainedTextModel)]
     if images:

@@ -20,7 +20,7 @@ from rich.text import Text
 from torch import Tensor
 
 from nomax._files import atomic
-from nomax.console import Console, Table
+from nomax.console import Console, Table, counting
 from nomax.data.images import files
 from nomax.data.images.batches import floats
 from nomax.data.images.files import EXTENSIONS
@@ -178,7 +178,7 @@ def run(options: Options) -> int:
         predictions = predict(trained, paths, options.top, batch_size=options.batch_size, workers=options.workers)
         if options.output is not None:
             predictions = _written(predictions, options.output, trained)
-        with terminal.progress(console) as progress, closing(predictions):
+        with counting(console) as progress, closing(predictions):
             report = terminal.add_bar(progress, trained.title, len(paths))
             for prediction in predictions:
                 done += 1

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from nomax import data
-from nomax.console import Console, Progress, Table
+from nomax.console import Console, Progress, Table, counting
 from nomax.data import Source
 from nomax.data.source import part
 from nomax.evaluate import fewshot, terminal
@@ -56,7 +56,7 @@ def run(options: Options) -> int:
     if options.smoke:
         small = terminal.first_images
         sets = {name: (small(train, 3, 4), small(test, 3, 4)) for name, (train, test) in sets.items()}
-    with terminal.progress(console) as progress:
+    with counting(console) as progress:
         results = [
             {
                 "run": trained.title,

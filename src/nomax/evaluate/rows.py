@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from nomax import _figures
 from nomax._files import write, write_json
-from nomax.console import Console, Progress, Table
+from nomax.console import Console, Progress, Table, counting
 from nomax.data import source as sources
 from nomax.data.images.batches import evaluation_batches
 from nomax.evaluate import terminal
@@ -80,7 +80,7 @@ def run(options: Options) -> int:
     folder = terminal.default_folder(options.runs) if options.output is None else options.output
     replaced = terminal.check_replaceable("rows", folder / "rows.json", '"row_sum_sd"')
     replaced |= terminal.check_replaceable("rows", folder / "rows.svg", TITLE)
-    with terminal.progress(console) as progress:
+    with counting(console) as progress:
         statistics = {trained.title: _measure(trained, options, progress) for trained in loaded}
     for title, rows in statistics.items():
         console.print(_table(title, rows, options.heads))

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import numpy as np
 import tyro
 from rich.box import SIMPLE_HEAD
-from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from nomax._files import write_json
 from nomax.console import Console, Progress, Table
@@ -29,12 +28,6 @@ Output = Annotated[Path | None, tyro.conf.arg(help="Also write the results to th
 HEAD_BYTES = 1 << 20  # of a file, in which its mark is looked for
 
 SMOKE = "A smoke run: these numbers mean nothing."  # the caption of a table
-
-
-def progress(console: Console) -> Progress:
-    """Return progress bars that disappear when the work is done."""
-    columns = (BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)
 
 
 def add_bar(progress: Progress, description: str, total: int) -> Callable[[int], None]:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 FILE = "metrics.jsonl"
@@ -82,9 +81,7 @@ class Metrics:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
         if self._board is not None:
             self._board.close()

@@ -12,10 +12,9 @@ from typing import IO, Annotated, Any, Literal
 
 import numpy as np
 import tyro
-from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
 from nomax._files import atomic, write_json
-from nomax.console import Console, Progress
+from nomax.console import Console, counting
 from nomax.data.images import files, shard_index
 from nomax.data.images.files import FolderSource
 from nomax.data.order import Integers, Order
@@ -73,8 +72,7 @@ def pack(options: Options, console: Console | None = None) -> None:
 
     skipped: list[str] = []
     kept = 0
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with counting(console) as progress:
         task = progress.add_task("Packing", total=len(source))
         for number, part in enumerate(shards):
             tar = options.output / f"{options.split}-{number:06d}.tar"

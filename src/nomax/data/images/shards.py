@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
-from nomax.console import Console, Progress
+from nomax.console import Console, counting
 from nomax.data.images import files, shard_index
 from nomax.data.images.files import KNOWN, Problems, split_names
 from nomax.data.images.shard_index import Index
@@ -192,8 +191,7 @@ def _indexes(tars: Sequence[Path]) -> list[Index]:
     indexes = {tar: saved for tar in tars if (saved := shard_index.saved_index(tar)) is not None}
     missing = [tar for tar in tars if tar not in indexes]
     if missing:
-        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        with counting(Console(stderr=True)) as progress:
             task = progress.add_task(f"Indexing {len(missing):,} shards", total=len(missing))
             for tar, index in zip(missing, _build(missing), strict=True):
                 indexes[tar] = index

@@ -107,11 +107,6 @@ class TextTask:
         return {"indices": numbers, "names": [examples[number].name for number in numbers]}
 
     @staticmethod
-    def command(config: TextConfig) -> str:
-        """Return the command that trains it."""
-        return f"train {config.task}"
-
-    @staticmethod
     def result(config: TextConfig, outcome: "Outcome") -> dict[str, Any]:
         """Return the contents of result.json."""
         return {

@@ -141,11 +141,6 @@ class VisionTask:
         return {"positions": positions.tolist(), "indices": indices.tolist(), "names": names}
 
     @staticmethod
-    def command(config: VisionConfig) -> str:
-        """Return the command that trains it."""
-        return "train vit"
-
-    @staticmethod
     def result(config: VisionConfig, outcome: "Outcome") -> dict[str, Any]:
         """Return the contents of result.json."""
         return {
