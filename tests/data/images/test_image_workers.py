@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from pictures import encoded, fill, picture
+from pictures import broken_folder, fill
 
 from nomax.data.images.batches import batches, evaluation_batches
 from nomax.data.images.files import FolderSource
@@ -26,14 +26,6 @@ pytestmark = pytest.mark.filterwarnings(
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fill(tmp_path_factory.mktemp("images"), {"a": 4, "b": 3, "c": 4})
-
-
-def broken_folder(tmp_path: Path) -> Path:
-    """Seven images, of which the third and the last are broken."""
-    fill(tmp_path, {"a": 4, "b": 3})
-    (tmp_path / "a" / "002.jpg").write_bytes(encoded(picture(0, 200, 200))[:999])
-    (tmp_path / "b" / "002.jpg").write_bytes(b"hello")
-    return tmp_path
 
 
 def children() -> set[int]:

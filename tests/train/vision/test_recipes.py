@@ -132,7 +132,7 @@ def test_an_unknown_field_is_refused_wherever_it_is(tmp_path, place):
 # kernels, torch without AVX and MKL in its compatible mode the curves moved by 1e-7. Pillow versions may differ in the
 # last bit of a pixel. Of the changes that must show, 2 % of the learning rate moves them by 5e-4, and 0.99 for Adam's
 # second beta by 1e-4 to 3e-4. (Weight decay is too slow for 20 steps, 1e-5, and has a test of its own.)
-# To write the curves again, after a change that is meant: .venv/bin/python tests/train/test_recipes.py
+# To write them again, after an intended change: PYTHONPATH=tests .venv/bin/python tests/train/vision/test_recipes.py
 GOLDEN = Path(__file__).with_name("golden")
 CASES = {"small": ("nano/4", "relu/L"), "i1k": ("B/32", "relu/L"), "i21k": ("L/16", "softmax")}
 

@@ -35,18 +35,6 @@ pytest.importorskip("sentencepiece")
 HERE = World(torch.device("cpu"))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NOMAX_DATA", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return tales(tmp_path_factory.mktemp("data") / "tales")
-
-
 def lines(folder):
     return [{name: value for name, value in line.items() if name != "seconds"} for line in metrics.read(folder)]
 
@@ -304,8 +292,8 @@ def test_a_run_finds_its_texts_from_every_working_directory(tmp_path, monkeypatc
     assert "Or give --data." in told
 
 
-# The first losses of a tiny version of the recipe, one thread, as tests/train/test_recipes.py has them for images.
-# To write them again, after a change that is meant: .venv/bin/python tests/train/test_train_text.py
+# The first losses of a tiny version of the recipe, one thread, as ../vision/test_recipes.py has them for images.
+# To write them again, after an intended change: PYTHONPATH=tests .venv/bin/python tests/train/text/test_train_text.py
 GOLDEN = Path(__file__).with_name("golden") / "translate.json"
 CASES = {"reluformer": (Translate, "translate"), "softmax": (Translate, "translate"), "relu/L": (Language, "language")}
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import tiny_images
 import torch
 from filelock import FileLock
 from precision import REORDERED
@@ -29,11 +28,6 @@ from nomax.train.vision.task import VisionTask, load_images
 # What the `nomax` script does.
 NOMAX = [sys.executable, "-c", "import sys; from nomax.cli import main; sys.exit(main())", "train", "vit"]
 SMALL = {"tensorboard": False, "threads": 1, "batch_size": 8, "model": "mu/8", "warmup": 1}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return tiny_images.write(tmp_path_factory.mktemp("data") / "tiny")
 
 
 def lines(folder):

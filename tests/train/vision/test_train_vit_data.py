@@ -20,11 +20,6 @@ from nomax.train.vision.task import VisionTask, load_images
 SMALL = {"tensorboard": False, "threads": 1, "batch_size": 8, "model": "mu/8", "warmup": 1}
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return tiny_images.write(tmp_path_factory.mktemp("data") / "tiny")
-
-
 OWN = ["--model", "mu/8", "--batch-size", "8", "--steps", "4", "--threads", "1", "--no-tensorboard"]
 
 

@@ -49,7 +49,7 @@ def folder(tmp_path_factory):
         for case in CASES:
             run(case, folder)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
-        path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])  # text_corpora
+        path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])  # text_corpora
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         subprocess.run([*command, json.dumps([str(folder), RUNS])], check=True, env=environment)
     return folder

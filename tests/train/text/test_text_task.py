@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from precision import REORDERED
-from toy_text import TRANSLATE, tales
+from toy_text import TRANSLATE
 
 from nomax.models import ReLUFormer
 from nomax.nn import RELUFORMER
@@ -21,18 +21,6 @@ from nomax.train.text.task import TextTask
 
 pytest.importorskip("sentencepiece")
 HERE = World(torch.device("cpu"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def own_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NOMAX_DATA", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return tales(tmp_path_factory.mktemp("data") / "tales")
 
 
 def test_reluformer_has_a_learned_gain_and_penalties_and_its_peers_have_not():
