@@ -42,3 +42,11 @@ def pattern(width: int, height: int) -> Image.Image:
     plain = (x // 7 * 29 + y // 5 * 53 + 17 * band) % 256
     pixels = np.where(y < height // 3, slopes, np.where(x < width // 2, stripes, plain))
     return Image.fromarray((20 + pixels * 220 // 255).astype(np.uint8))
+
+
+def broken_folder(tmp_path: Path) -> Path:
+    """Seven images, of which the third and the last are broken."""
+    fill(tmp_path, {"a": 4, "b": 3})
+    (tmp_path / "a" / "002.jpg").write_bytes(encoded(picture(0, 200, 200))[:999])
+    (tmp_path / "b" / "002.jpg").write_bytes(b"hello")
+    return tmp_path

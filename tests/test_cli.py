@@ -91,9 +91,9 @@ def shown(command: str, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
 def test_help_shows_the_values_of_the_recipe(
     command: str, defaults: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = shown(command, capsys)
-    assert {name: found.get(f"--{name}") for name in defaults} == defaults
-    assert found["--batch-size"] != "None"
+    options = shown(command, capsys)
+    assert {name: options.get(f"--{name}") for name in defaults} == defaults
+    assert options["--batch-size"] != "None"
 
 
 @pytest.mark.parametrize("arguments", ["data list", "data list --help", "study list", "--help"])

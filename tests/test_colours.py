@@ -112,8 +112,8 @@ def test_a_drawing_keeps_its_light_colours_and_names_the_dark_ones() -> None:
     relu, ink = PHI["relu"], _figures.INK
     shapes = f'<path style="fill: none; stroke: {relu.light}"/><text fill="{ink.light}">a</text>'
     drawing = f'<svg width="9"><title>It</title>{shapes}</svg>'
-    found = _figures.for_both(drawing)
-    start, style, rest = re.fullmatch(r"(<svg[^>]*><title>It</title>)\s*<style>(.*)</style>(.*)", found).groups()
+    drawn = _figures.for_both(drawing)
+    start, style, rest = re.fullmatch(r"(<svg[^>]*><title>It</title>)\s*<style>(.*)</style>(.*)", drawn).groups()
     assert start + rest == drawing
     assert style.startswith("@media (prefers-color-scheme: dark){")
     assert f'[style*="stroke: {relu.light}"],[stroke="{relu.light}"]{{stroke:{relu.dark}!important}}' in style
@@ -123,8 +123,8 @@ def test_a_drawing_keeps_its_light_colours_and_names_the_dark_ones() -> None:
 
 def test_colours_are_written_in_one_place() -> None:
     files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "tools").glob("*.py")]
-    found = [path.name for path in files if re.search(r"#[0-9a-fA-F]{6}\b", path.read_text(encoding="utf-8"))]
-    assert found == ["_figures.py"]
+    names = [path.name for path in files if re.search(r"#[0-9a-fA-F]{6}\b", path.read_text(encoding="utf-8"))]
+    assert names == ["_figures.py"]
 
 
 def committed() -> list[Path]:

@@ -126,10 +126,10 @@ def test_commands_of_images_spare_brackets_and_colons(here, capsys):
     assert re.search(rf"^ *{re.escape(runs[2])}", out, re.MULTILINE)  # the table's title
     runs[2:] = [f"{runs[2]}/softmax", f"{runs[2]}/relu-L"]
 
-    out = told("evaluate", *runs, "--smoke", "--output", "[b]found.json")
+    out = told("evaluate", *runs, "--smoke", "--output", "[b]results.json")
     for name in ("[bold]x", "b]", "[green]tiny"):
         assert name in out
-    assert "Written: [b]found.json" in out
+    assert "Written: [b]results.json" in out
     (here / "[subset]").write_text("class 0\nclass 1\n")
     assert "among [subset]" in told("evaluate", runs[1], "--smoke", "--subset", "[subset]")
     assert "[on]" in told("probe", runs[0], "--on", f"[on]={data}", "--smoke")

@@ -52,6 +52,22 @@ def test_examples_run_one_after_the_other_and_print_what_the_page_says(page, tmp
             printed = None
 
 
+def test_the_walks_of_the_architecture_cross_functions_that_exist():
+    walks = [text for _, text in FENCE.findall(PAGES["architecture"])][1:]  # after the list of layers
+    steps = 0
+    for line in "\n".join(walks).splitlines():
+        files = re.findall(r"[\w/]+\.(?:py|h|cpp)\b", line)
+        sources = [path for file in files for path in (ROOT / "src" / "nomax").rglob(Path(file).name)]
+        texts = [path.read_text() for path in sources if any(str(path).endswith(f"/{file}") for file in files)]
+        assert len(texts) >= len(files), line
+        # Names come before the first file; an arrow leads to the next one, brackets hold arguments.
+        crossed = re.sub(r"\(.*?\)", "", line.partition(files[0])[0]) if files else ""
+        for name in re.findall(r"[A-Za-z_][\w.]*", crossed) if not crossed.startswith("nomax ") else ():
+            steps += 1
+            assert any(re.search(rf"\b{name.rpartition('.')[2]}\b", text) for text in texts), line
+    assert steps > 40
+
+
 def test_no_page_sends_its_reader_to_a_private_name():
     for page, text in PAGES.items():
         assert not re.search(r"\b(?:nomax|models)\.(?:\w+\.)*_\w", text), page
@@ -211,8 +227,8 @@ def test_the_search_finds_something_in_a_folder_of_files(site, browser):
     browser.ask("Input.insertText", text="dropout")
     links = "Array.from(document.querySelectorAll('.md-search-result__link'), (link) => link.href)"
     wait = "new Promise((done) => {const look = () => FOUND.length ? done(FOUND) : setTimeout(look, 50); look()})"
-    found = browser.evaluate(wait.replace("FOUND", links))  # a browser that waits for ever is ended
-    assert any("attention.html#dropout" in link for link in found)
+    there = browser.evaluate(wait.replace("FOUND", links))  # a browser that waits for ever is ended
+    assert any("attention.html#dropout" in link for link in there)
     assert [address for address in browser.requests() if not address.startswith(("file:", "data:"))] == []
     assert browser.complaints() == []
 

@@ -67,19 +67,19 @@ def test_advice_to_install_names_packages_that_there_are() -> None:
 
 def plain_install() -> set[str]:
     """The distributions that `pip install .` brings, with all that they need."""
-    found: set[tuple[str, str]] = set()
+    reached: set[tuple[str, str]] = set()
     waiting = {(name, "") for name in names(PROJECT["dependencies"])}
     while waiting:
         name, extra = waiting.pop()
-        found.add((name, extra))
+        reached.add((name, extra))
         try:
             needed = map(Requirement, requires(name) or [])
         except PackageNotFoundError:  # for another system
             continue
         for requirement in needed:
             if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
-                waiting |= {(canonicalize_name(requirement.name), more) for more in ("", *requirement.extras)} - found
-    return {name for name, _ in found}
+                waiting |= {(canonicalize_name(requirement.name), more) for more in ("", *requirement.extras)} - reached
+    return {name for name, _ in reached}
 
 
 @pytest.mark.slow

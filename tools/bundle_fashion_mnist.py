@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from nomax import data
-from nomax.data import bundled
+from nomax.data.prepare.small_images import BUNDLED
 
 PER_CLASS = {"train": 1_000, "test": 200}
 
@@ -27,7 +27,7 @@ def main() -> None:
         first = np.sort(np.concatenate(chosen))
         images.append(whole.images[first])
         labels.append(whole.labels[first].astype(np.uint8))
-    target = Path(bundled.__file__).with_name(bundled.FILE)
+    target = Path(data.__file__).parent / BUNDLED
     with lzma.open(target, "wb", preset=9 | lzma.PRESET_EXTREME) as file:
         np.lib.format.write_array(file, np.concatenate(images), allow_pickle=False)
         np.lib.format.write_array(file, np.concatenate(labels), allow_pickle=False)

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TypeVar
 
@@ -100,12 +100,29 @@ def _run(title: str, module: str, arguments: list[str]) -> int:
     options = getattr(command, name or "Options")
     defaults = getattr(options if name else command, "defaults", None)
     asks = not {"-h", "--help"}.isdisjoint(arguments)
-    try:
+
+    def call() -> int:
         given = parsed(title, options, arguments, defaults(arguments) if asks and defaults else None)
         return int(given.run() if name else command.run(given))
+
+    return exit_code(title, call)
+
+
+def exit_code(title: str, call: Callable[[], int]) -> int:
+    """Return the exit code of a command: its own, 2 after a mistake that its user can correct, 130 after Ctrl-C.
+
+    A mistake, as any error that names its cause and the remedy, is reported in one line, without a traceback.
+    """
+    try:
+        return call()
     except KeyboardInterrupt:
         print(f"{title}: stopped.", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        raise
+    except (ValueError, OSError, ImportError, FloatingPointError) as error:
+        print(f"{title}: {error}", file=sys.stderr)
+        return 2
 
 
 def _help(asked: str) -> str:

@@ -57,3 +57,10 @@ class Progress(progress.Progress):
     def __init__(self, *columns: progress.ProgressColumn, console: Console, **settings: Any) -> None:
         settings = {"disable": not console.is_terminal} | settings
         super().__init__(TextColumn("{task.description}"), *columns, console=console, **settings)
+
+
+def counting(console: Console) -> Progress:
+    """Return progress bars with counts and times, which disappear when the work is done."""
+    columns = (progress.BarColumn(), progress.MofNCompleteColumn())
+    times = (progress.TimeElapsedColumn(), progress.TimeRemainingColumn())
+    return Progress(*columns, *times, console=console, transient=True)

@@ -18,13 +18,13 @@ pages = int(Path("/proc/self/statm").read_text().split()[0])
 most = pages * resource.getpagesize() + {megabytes} * 2**20
 resource.setrlimit(resource.RLIMIT_AS, (most, most))
 resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
-found = {{}}
+outcomes = {{}}
 for name, arguments in json.loads(sys.stdin.read()).items():
     try:
-        found[name] = ["fine", str(({call})(*arguments))]
+        outcomes[name] = ["fine", str(({call})(*arguments))]
     except Exception as error:
-        found[name] = [type(error).__name__, str(error)]
-print(json.dumps(found))
+        outcomes[name] = [type(error).__name__, str(error)]
+print(json.dumps(outcomes))
 """
 
 

@@ -19,7 +19,7 @@ from harmful import binary, good, header, limited, padded, pax, record
 from pictures import encoded, picture
 
 from nomax.data.images import files, shard_index
-from nomax.data.images.folders import Strings
+from nomax.data.images.files import Strings
 from nomax.data.images.shard_index import Index
 from nomax.data.images.shards import ShardSource
 from nomax.data.source import DataError
@@ -110,9 +110,9 @@ def test_the_walker_finds_what_tarfile_finds(form: int) -> None:
     file.seek(0)
     with tarfile.open(fileobj=file) as archive:
         wanted = [(m.name, m.isreg(), m.isdir(), m.size, m.offset, m.offset_data) for m in archive]
-    found = [(m.name, m.kind == "file", m.kind == "folder", m.size, m.header, m.start) for m in members(file)]
-    assert found == wanted
-    assert len(found) == 60
+    read = [(m.name, m.kind == "file", m.kind == "folder", m.size, m.header, m.start) for m in members(file)]
+    assert read == wanted
+    assert len(read) == 60
 
 
 def test_no_bytes_in_a_header_do_more_than_damage_it() -> None:
@@ -141,9 +141,9 @@ def test_a_shard_of_problems_tells_a_thousand_of_them(tmp_path: Path, monkeypatc
     monkeypatch.setattr(shard_index, "MOST_PROBLEMS", 10)
     lone = b"".join(header(f"l{number}.cls", 1) + padded(b"0") for number in range(50))
     (tmp_path / "0.tar").write_bytes(good(0) + lone + bytes(1024))
-    found = list(ShardSource(tmp_path, on_error="skip").problems.left_out.values())
-    assert len(found) == 11
-    assert found[-1].endswith("0.tar: 40 more members have problems.")
+    problems = list(ShardSource(tmp_path, on_error="skip").problems.left_out.values())
+    assert len(problems) == 11
+    assert problems[-1].endswith("0.tar: 40 more members have problems.")
 
 
 def test_half_a_character_is_no_label(tmp_path: Path) -> None:

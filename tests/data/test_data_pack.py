@@ -12,9 +12,10 @@ import pytest
 from pictures import encoded, fill, picture
 
 from nomax import data
+from nomax.cli import exit_code
 from nomax.data.commands import pack
 from nomax.data.images import files, shard_index
-from nomax.data.images.folders import FolderSource
+from nomax.data.images.files import FolderSource
 from nomax.data.images.shards import ShardSource
 
 
@@ -26,7 +27,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, output: Path, **changes: Any) -> int:
-    return pack.run(pack.Options(folder, output, **{"shard_size": 5, **changes}))
+    options = pack.Options(folder, output, **{"shard_size": 5, **changes})
+    return exit_code("nomax data pack", lambda: pack.run(options))
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -59,9 +61,9 @@ def test_webdataset_reads_the_shards(folder: Path, tmp_path: Path) -> None:
     urls = sorted(map(str, (tmp_path / "out").glob("*.tar")))
     peer = webdataset.WebDataset(urls, shardshuffle=False).decode("pil")
     source = ShardSource(tmp_path / "out")
-    found = list(peer)
-    assert len(found) == len(source)
-    for number, sample in enumerate(found):
+    samples = list(peer)
+    assert len(samples) == len(source)
+    for number, sample in enumerate(samples):
         assert sample["cls"] == source.labels[number]
         image = sample.get("jpg") or sample["png"]
         assert np.array_equal(np.asarray(image), np.asarray(source.image(number)))
@@ -107,8 +109,7 @@ def test_it_goes_on_where_it_was_stopped(folder: Path, tmp_path: Path, monkeypat
         return real(self, index)
 
     monkeypatch.setattr(FolderSource, "read", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run(folder, tmp_path / "out")
+    assert run(folder, tmp_path / "out") == 130
     assert [path.name for path in (tmp_path / "out").glob("*tar*")].count("train-000001.tar") == 0
     assert not [path for path in (tmp_path / "out").iterdir() if path.name.startswith(".")], "half a shard is left"
     first = (tmp_path / "out" / "train-000000.tar").stat()

@@ -14,7 +14,7 @@ import pytest
 from nomax import data
 from nomax.cli import main
 from nomax.data.commands.info import pixel_statistics, write_sheet
-from nomax.data.prepare.mnist_cifar import parse_idx
+from nomax.data.prepare.small_images import parse_idx
 from nomax.data.registry import IMAGES, TEXTS
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 5, 7, 3), np.uint8)

@@ -155,7 +155,7 @@ def test_pictures_made_to_fill_the_memory_are_refused(tmp_path: Path) -> None:
         path = tmp_path / name.replace(" ", "-")
         path.write_bytes(content)
         cases[name] = [str(path)]
-    found = limited("lambda place: files.decode(Path(place).read_bytes(), place).size", cases, megabytes=300)
-    for name, (kind, text) in found.items():
+    outcomes = limited("lambda place: files.decode(Path(place).read_bytes(), place).size", cases, megabytes=300)
+    for name, (kind, text) in outcomes.items():
         assert kind == "DataError", (name, kind, text)
         assert cases[name][0] in text

@@ -55,8 +55,8 @@ def test_classes_in_another_order_are_matched_by_name(
     shuffled = data.ArraySource(pixels, np.argsort(order)[test.labels], names, "shuffled")
     assert [shuffled.classes[label] for label in shuffled.labels] == [test.classes[label] for label in test.labels]
     expected, _ = evaluate.classify(one.model, test, one.transform)
-    found, _ = evaluate.classify(one.model, shuffled, one.transform)
-    assert found == expected
+    score, _ = evaluate.classify(one.model, shuffled, one.transform)
+    assert score == expected
     by_order, _ = evaluate.classify(one.model, shuffled, one.transform, match="order")
     right = [guess == label for guess, label in zip(guesses(one, photos), shuffled.labels, strict=True)]
     assert by_order.right == sum(right)
@@ -91,13 +91,13 @@ def test_classes_that_are_missing_are_an_error_and_a_subset_by_name_serves_them(
     assert "--subset" in told
     (tmp_path / "some.txt").write_text("red\nblue [b]\n")
     assert nomax("evaluate", trained, "--data", folder, "--subset", "some.txt", "--output", "out.json") == 0
-    (found,) = json.loads((tmp_path / "out.json").read_text())["results"]
+    (result,) = json.loads((tmp_path / "out.json").read_text())["results"]
     source, one = data.load(folder, "test"), evaluate.load(trained)
     right = 0
     for index, label in enumerate(source.labels):
         shares = {guess.name: guess.probability for guess in one.predict(source.image(index))}
         right += max(two, key=lambda name: shares[name]) == source.classes[label]
-    assert found["subset_accuracy"]["right"] == right
+    assert result["subset_accuracy"]["right"] == right
     other = pictures(tmp_path / "other", {"violet": (250, 0, 250), "red": (250, 0, 0)})
     assert nomax("evaluate", trained, "--data", other, "--subset", "some.txt") == 2
     assert "'violet' of the data set" in capsys.readouterr().err
@@ -159,8 +159,8 @@ def test_what_training_skips_evaluation_skips(tmp_path: Path, capsys: pytest.Cap
         (folder / split / "green" / "0.png").write_bytes(b"broken")
     assert run(Options(data=str(folder), out=tmp_path / "run", on_error="skip", **SMALL)) == 0
     assert nomax("evaluate", "run", "--output", "out.json") == 0
-    (found,) = json.loads((tmp_path / "out.json").read_text())["results"]
-    assert found["accuracy"]["images"] == 17
+    (result,) = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert result["accuracy"]["images"] == 17
     assert nomax("evaluate", "run", "--smoke") == 0  # the first images of each class, as a part of the data set
     assert nomax("rows", "run", "--output", "rows") == 0
     assert nomax("maps", "run", "--index", 0) == 0

@@ -77,11 +77,11 @@ def test_the_regulariser_counts(l2: float, width: int) -> None:
 def test_one_factorisation_gives_what_separate_fits_give(width: int) -> None:
     given = data(width=width)
     shots, seeds, l2 = (1, 10, 1000), (0, 3), (0.01, 1.0, 2.0**10, 2.0**17)
-    found = fewshot.accuracies(*given, shots=shots, seeds=seeds, l2=l2)
-    assert found.shape == (3, 2, 4)
-    for place in np.ndindex(*found.shape):
+    result = fewshot.accuracies(*given, shots=shots, seeds=seeds, l2=l2)
+    assert result.shape == (3, 2, 4)
+    for place in np.ndindex(*result.shape):
         expected = oracle(given, shots[place[0]], seeds[place[1]], l2[place[2]])
-        assert found[place] == near(expected)
+        assert result[place] == near(expected)
 
 
 @pytest.mark.parametrize("precision", ["float64", "float32"])
@@ -112,9 +112,9 @@ def test_thousands_of_images_agree_with_scikit_learn(l2: float, monkeypatch: pyt
     train_x, train_y, test_x, test_y = data(images=4000, width=96, classes=30, noise=4.0)
     x, test = whitened(train_x, test_x)
     peer = RidgeClassifier(alpha=l2, fit_intercept=False).fit(x, train_y)
-    found = fewshot.accuracy(train_x, train_y, test_x, test_y, shots=4000, l2=l2)
-    assert found == near(peer.score(test, test_y))
-    assert 0.2 < found < 0.9  # neither hopeless nor trivial
+    result = fewshot.accuracy(train_x, train_y, test_x, test_y, shots=4000, l2=l2)
+    assert result == near(peer.score(test, test_y))
+    assert 0.2 < result < 0.9  # neither hopeless nor trivial
 
 
 def test_features_that_do_not_vary_among_the_shots_are_ignored() -> None:
@@ -122,8 +122,8 @@ def test_features_that_do_not_vary_among_the_shots_are_ignored() -> None:
     expected = fewshot.accuracy(train_x, train_y, test_x, test_y)
     dead = np.full((len(train_x), 3), 1 / 3, np.float32)
     alive = np.random.default_rng(0).normal(size=(len(test_x), 3)).astype(np.float32)
-    found = fewshot.accuracy(np.hstack([train_x, dead]), train_y, np.hstack([test_x, alive]), test_y)
-    assert found == expected
+    result = fewshot.accuracy(np.hstack([train_x, dead]), train_y, np.hstack([test_x, alive]), test_y)
+    assert result == expected
 
 
 def test_equal_scores_go_to_the_first_class() -> None:
@@ -142,8 +142,8 @@ def test_a_class_with_fewer_images_than_shots_gives_all_of_them() -> None:
 def test_labels_need_not_begin_at_zero_nor_be_dense() -> None:
     train_x, train_y, test_x, test_y = data()
     names = np.array([3, 10, 11, 500, 501, 502, 9000])
-    found = fewshot.accuracies(train_x, names[train_y], test_x, names[test_y])
-    assert (found == fewshot.accuracies(train_x, train_y, test_x, test_y)).all()
+    result = fewshot.accuracies(train_x, names[train_y], test_x, names[test_y])
+    assert (result == fewshot.accuracies(train_x, train_y, test_x, test_y)).all()
 
 
 def test_tensors_lists_and_half_precision_are_taken() -> None:
@@ -163,8 +163,8 @@ def test_only_the_needed_images_give_the_same_result() -> None:
     shots, seeds = (1, 4), (0, 5)
     places = fewshot.needed(train_y, shots, seeds)
     assert len(places) <= 2 * 4 * 7 < len(train_y)
-    found = fewshot.accuracies(train_x[places], train_y, test_x, test_y, shots=shots, seeds=seeds, places=places)
-    assert (found == fewshot.accuracies(train_x, train_y, test_x, test_y, shots=shots, seeds=seeds)).all()
+    result = fewshot.accuracies(train_x[places], train_y, test_x, test_y, shots=shots, seeds=seeds, places=places)
+    assert (result == fewshot.accuracies(train_x, train_y, test_x, test_y, shots=shots, seeds=seeds)).all()
 
 
 def test_inputs_are_left_as_they_are() -> None:

@@ -28,8 +28,8 @@ def test_a_loop_over_images_gives_the_same() -> None:
         max(range(11), key=lambda place: row[columns[place]]) == label
         for row, label in zip(logits, labels, strict=True)
     ]
-    found = subset_accuracy(torch.from_numpy(logits), torch.from_numpy(labels), columns)
-    assert found == pytest.approx(sum(right) / 200)
+    result = subset_accuracy(torch.from_numpy(logits), torch.from_numpy(labels), columns)
+    assert result == pytest.approx(sum(right) / 200)
 
 
 def test_a_class_without_a_column_is_never_predicted() -> None:
@@ -38,20 +38,20 @@ def test_a_class_without_a_column_is_never_predicted() -> None:
 
 
 def test_imagenet_1k_lies_in_21k_by_its_wordnet_ids() -> None:
-    found = imagenet_1k_in_21k()
-    assert found.head == 21_843
-    assert len(found.columns) == len(found.names) == 1_000
-    assert found.names[:2] == ("n01440764", "n01443537")  # tench and goldfish
-    assert list(found.names) == sorted(found.names)
+    subset = imagenet_1k_in_21k()
+    assert subset.head == 21_843
+    assert len(subset.columns) == len(subset.names) == 1_000
+    assert subset.names[:2] == ("n01440764", "n01443537")  # tench and goldfish
+    assert list(subset.names) == sorted(subset.names)
     # ImageNet-21k has all of them but the teddy bear.
-    assert found.absent == [850]
-    assert found.names[850] == "n04399382"
+    assert subset.absent == [850]
+    assert subset.names[850] == "n04399382"
     _compat.timm()
     from timm.data import ImageNetInfo
 
     info = ImageNetInfo("imagenet-21k-goog")
     for place in (0, 1, 499, 999):
-        assert info.index_to_label_name(int(found.columns[place])) == found.names[place]
+        assert info.index_to_label_name(int(subset.columns[place])) == subset.names[place]
 
 
 def test_a_file_may_hold_columns_or_names(tmp_path: Path) -> None:
@@ -60,10 +60,10 @@ def test_a_file_may_hold_columns_or_names(tmp_path: Path) -> None:
     (tmp_path / "columns.txt").write_text("3\n0\n")
     (tmp_path / "list.json").write_text(json.dumps([2, "dog"]))
     for name, columns in {"names.txt": [1, 0], "columns.txt": [3, 0], "list.json": [2, 3]}.items():
-        found = read_subset(tmp_path / name, classes)
-        assert found.columns.tolist() == columns
-        assert found.names == tuple(classes[column] for column in columns)
-        assert found.head == 4
+        subset = read_subset(tmp_path / name, classes)
+        assert subset.columns.tolist() == columns
+        assert subset.names == tuple(classes[column] for column in columns)
+        assert subset.head == 4
 
 
 @pytest.mark.parametrize(

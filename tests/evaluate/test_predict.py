@@ -13,6 +13,7 @@ import pytest
 import torch
 from evaluate_helpers import COLOURS, SMALL, nomax, picture, pictures
 from PIL import Image
+from precision import EPSILON
 
 from nomax import evaluate, models
 from nomax.data.source import DataError
@@ -51,12 +52,12 @@ def test_probabilities_are_those_of_the_logits_by_hand(
     path = photos / "test" / "green" / "3.png"
     logits = logits_by_hand(folder, path)
     expected = 1 / (1 + (-logits).exp()) if loss == "sigmoid" else logits.exp() / logits.exp().sum()
-    found = evaluate.load(folder).predict(path)
+    guesses = evaluate.load(folder).predict(path)
     order = sorted(range(3), key=lambda label: -float(expected[label]))
-    assert [guess.label for guess in found] == order
-    assert [guess.name for guess in found] == [list(COLOURS)[label] for label in order]
-    assert [guess.probability for guess in found] == pytest.approx(
-        [float(expected[label]) for label in order], abs=1e-6
+    assert [guess.label for guess in guesses] == order
+    assert [guess.name for guess in guesses] == [list(COLOURS)[label] for label in order]
+    assert [guess.probability for guess in guesses] == pytest.approx(
+        [float(expected[label]) for label in order], abs=8 * EPSILON
     )
     capsys.readouterr()
     assert nomax("predict", folder, path, "--top", 2) == 0
@@ -80,13 +81,13 @@ def test_predictions_of_many_are_those_of_each_and_pillows_images_are_taken(trai
     one = evaluate.load(trained)
     paths = sorted((photos / "test").rglob("*.png"))
     for workers in (0, 2):
-        found = list(evaluate.predict(one, paths, top=3, batch_size=4, workers=workers))
-        assert [prediction.image for prediction in found] == list(map(str, paths))
-        for path, prediction in zip(paths, found, strict=True):
+        predictions = list(evaluate.predict(one, paths, top=3, batch_size=4, workers=workers))
+        assert [prediction.image for prediction in predictions] == list(map(str, paths))
+        for path, prediction in zip(paths, predictions, strict=True):
             single = one.predict(Image.open(path), top=3)
             assert [guess.name for guess in single] == [guess.name for guess in prediction.guesses]
             assert [guess.probability for guess in single] == pytest.approx(
-                [guess.probability for guess in prediction.guesses], abs=1e-6
+                [guess.probability for guess in prediction.guesses], abs=8 * EPSILON
             )
 
 
@@ -112,7 +113,7 @@ def test_a_broken_image_is_named_and_the_others_go_on(
         assert (first["image"], first["guesses"]) == ("mine/broken.png", [])
         assert "broken image" in first["error"]
         assert [guess["class"] for guess in second["guesses"]] == [guess.name for guess in guesses]
-        assert second["guesses"][0]["probability"] == pytest.approx(guesses[0].probability, abs=1e-6)
+        assert second["guesses"][0]["probability"] == pytest.approx(guesses[0].probability, abs=8 * EPSILON)
         assert "cannot be read" in third["error"]
     else:
         rows = list(csv.DictReader(output.read_text().splitlines()))
@@ -146,8 +147,8 @@ def test_names_cannot_act_on_the_terminal(tmp_path: Path, capsys: pytest.Capture
     assert "\x1b[31m" not in out
     for shown in ("\\x1b[31mred", "[/b]", "\\udcff", "a [red].png"):
         assert shown in out
-    found = json.loads((tmp_path / "out.json").read_text())["results"][0]["guesses"]
-    assert {guess["class"] for guess in found} == set(names)
+    guesses = json.loads((tmp_path / "out.json").read_text())["results"][0]["guesses"]
+    assert {guess["class"] for guess in guesses} == set(names)
     assert models.load("odd").config.classes == names
 
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from precision import EPSILON
 from torch import Tensor
 
 from nomax import evaluate
@@ -21,12 +22,12 @@ def images(number: int = 3) -> list[Tensor]:
 
 
 def test_softmax_rows_sum_to_one_and_have_no_zeros() -> None:
-    # The weights are float32: a sum of 16 of them is within 8 roundings, 1e-6, and their mean 16 times nearer.
+    # The weights are float32: a sum of 16 of them is within 8 roundings, and their mean 16 times nearer.
     for row in row_statistics(model("softmax"), images()):
         assert row.length == 16
-        assert row.row_sum == pytest.approx(1, abs=1e-6)
-        assert row.mean_weight == pytest.approx(1 / 16, abs=1e-7)
-        assert row.row_sum_sd < 1e-6
+        assert row.row_sum == pytest.approx(1, abs=8 * EPSILON)
+        assert row.mean_weight == pytest.approx(1 / 16, abs=EPSILON / 2)
+        assert row.row_sum_sd < 8 * EPSILON
         assert row.zeros == row.empty == 0
         assert 1 <= row.effective_keys <= 16
         assert math.log(row.effective_keys) <= row.entropy <= math.log(16)  # as Rényi's entropies are ordered
@@ -35,7 +36,7 @@ def test_softmax_rows_sum_to_one_and_have_no_zeros() -> None:
 def test_statistics_are_those_of_the_weights_themselves() -> None:
     """By plain loops over every row of every image."""
     vit = model("relu/L", posemb="sincos2d")
-    found = row_statistics(vit, images())
+    statistics = row_statistics(vit, images())
     weights: list[Tensor] = []
     block = vit.blocks[0]
     hook = block.attention.register_forward_pre_hook(lambda module, given: weights.append(module.weights(given[0])))  # type: ignore[union-attr]
@@ -45,7 +46,7 @@ def test_statistics_are_those_of_the_weights_themselves() -> None:
     hook.remove()
     # The same float32 weights, summed in float64 on both sides: 1e-9 is far above its roundings, and below a mistake.
     a = torch.cat(weights).double()
-    for row in found:
+    for row in statistics:
         of_head = a[:, row.head].flatten(0, 1)
         sums = [float(line.sum()) for line in of_head]
         mean = sum(sums) / len(sums)
@@ -75,7 +76,7 @@ def test_a_hand_made_case() -> None:
     for row in row_statistics(vit, images(1)):
         assert row.row_sum == pytest.approx(2)
         assert row.mean_weight == pytest.approx(2 / 16)
-        assert row.row_sum_sd == pytest.approx(0, abs=1e-6)
+        assert row.row_sum_sd == pytest.approx(0, abs=8 * EPSILON)  # the rows are equal but for rounding
         assert row.zeros == 0
         assert row.entropy == pytest.approx(math.log(16))
         assert row.effective_keys == pytest.approx(16)
@@ -92,14 +93,14 @@ def test_at_initialisation_relu_gives_half_its_weights_zero_and_the_others_size_
     """With qk-norm scores are about N(0, 1), for which E relu = 1/√(2π)."""
     torch.manual_seed(0)
     vit = ViT("Ti/4", num_classes=0, image_size=32, phi="relu/L", qk_norm=True).eval()
-    found = row_statistics(vit, images(2))
-    assert {row.layer for row in found} == set(range(12))
-    assert {row.head for row in found} == set(range(3))
-    first = [row for row in found if row.layer == 0]
+    statistics = row_statistics(vit, images(2))
+    assert {row.layer for row in statistics} == set(range(12))
+    assert {row.head for row in statistics} == set(range(3))
+    first = [row for row in statistics if row.layer == 0]
     # Scores are only about normal: the patches of an image are alike, and a head has 32 dimensions.
     assert sum(row.zeros for row in first) / 3 == pytest.approx(0.5, abs=0.1)
     assert sum(row.row_sum for row in first) / 3 == pytest.approx(1 / math.sqrt(2 * math.pi), abs=0.15)
-    for row in found:
+    for row in statistics:
         assert 0.05 < row.mean_weight * row.length < 3
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from evaluate_helpers import nomax
 from text_corpora import corpus
 
 from nomax import cli, models
 from nomax.data.text import Tokenizer
-from nomax.evaluate import evaluate, runs, translate, translation
+from nomax.evaluate import runs, translate, translation
 from nomax.evaluate.translation import Translator
 from nomax.models.decoding import beam_search
 
@@ -25,7 +26,8 @@ TALES = [pair.source for pair in corpus(2, seed=2).pairs()]
 def translated(monkeypatch, capfdbinary, text, **options):
     """What the command writes for some bytes: its exit code, lines and errors."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
-    code = translate.run(translate.Options(**{"beams": 2, **options}))
+    given = translate.Options(**{"beams": 2, **options})
+    code = cli.exit_code("nomax translate", lambda: translate.run(given))
     sys.stdout.flush()
     out, err = capfdbinary.readouterr()
     assert not out or out.endswith(b"\n")
@@ -148,25 +150,25 @@ def test_documents_keep_their_segments(text_runs, monkeypatch, capfdbinary, form
     if form == "lines":
         assert [bool(line) for line in lines] == [bool(line) for line in given]
     for number, line in enumerate(lines if form == "jsonl" else []):
-        found = json.loads(line)
-        assert found["name"] == number
-        assert [bool(text) for text in found["es"]] == [bool(text) for text in documents[number]]
+        document = json.loads(line)
+        assert document["name"] == number
+        assert [bool(text) for text in document["es"]] == [bool(text) for text in documents[number]]
 
 
 def test_documents_do_not_depend_on_how_the_lines_come_in(text_runs):
     run = runs.load_text(text_runs / "documents")
     lines = [line.encode() for line in [*TALES[:3], "", *TALES[3:8]]]
     whole, pieces = (translate.Stream(Translator(run.model, run.tokenizer, whole=True), "lines") for _ in range(2))
-    found = [*whole.take(lines), *whole.end()]
-    assert found == [*(text for line in lines for text in pieces.take([line])), *pieces.end()]
-    assert len(found) == 9
+    output = [*whole.take(lines), *whole.end()]
+    assert output == [*(text for line in lines for text in pieces.take([line])), *pieces.end()]
+    assert len(output) == 9
     assert whole.translator.stretches == pieces.translator.stretches > 2  # of 60 tokens at most
 
 
 def echo(tokenizer, shown, most):
     """Instead of a search: each source is its own translation, but without separators if it has too many segments."""
 
-    def translated(model, sources, how):
+    def translated(model, sources, search):
         for number, source in enumerate(sources):
             shown.append(len(tokenizer.segments(source)))
             yield number, source if shown[-1] <= most else [token for token in source if token != 4]
@@ -254,7 +256,7 @@ def test_a_broken_model_is_told(text_runs, monkeypatch, capfdbinary, tmp_path):
     code, lines, told = translated(monkeypatch, capfdbinary, b"the king", run=broken)
     assert (code, lines) == (2, [])
     assert told == f"nomax translate: {broken}: {NOT_FINITE}"
-    assert evaluate.run(evaluate.Options(runs=(broken,), data=str(text_runs / "data"), smoke=True)) == 2
+    assert nomax("evaluate", broken, "--data", text_runs / "data", "--smoke") == 2
     assert capfdbinary.readouterr().err.decode() == f"nomax evaluate: broken (reluformer): {NOT_FINITE}"
 
 

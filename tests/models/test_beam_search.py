@@ -75,36 +75,36 @@ def plain_search(model: ReLUFormer, source: list[int], beams: int, penalty: floa
     return [Hypothesis(text, score) for score, text in ended]
 
 
-def assert_same(found: list[Hypothesis], want: list[Hypothesis]) -> None:
-    assert [hypothesis.tokens for hypothesis in found] == [hypothesis.tokens for hypothesis in want]
-    assert [hypothesis.score for hypothesis in found] == pytest.approx([hypothesis.score for hypothesis in want])
+def assert_same(hypotheses: list[Hypothesis], want: list[Hypothesis]) -> None:
+    assert [hypothesis.tokens for hypothesis in hypotheses] == [hypothesis.tokens for hypothesis in want]
+    assert [hypothesis.score for hypothesis in hypotheses] == pytest.approx([hypothesis.score for hypothesis in want])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("beams", [1, 2, 5])
 def test_a_batch_gives_what_a_plain_search_without_caches_gives_for_each_sentence(kind: str, beams: int) -> None:
     model = made(**KINDS[kind])
-    found = beam_search(model, padded(*SOURCES), beams=beams)
-    for source, hypotheses in zip(SOURCES, found, strict=True):
+    translations = beam_search(model, padded(*SOURCES), beams=beams)
+    for source, hypotheses in zip(SOURCES, translations, strict=True):
         assert_same(hypotheses, plain_search(model, source, beams, 0.6, limit=10 + 2 * len(source)))
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 2.0])
 def test_length_penalty_and_max_length_are_as_in_the_plain_search(penalty: float) -> None:
     model = made()
-    found = beam_search(model, padded(*SOURCES), beams=3, length_penalty=penalty, max_length=7)
-    for source, hypotheses in zip(SOURCES, found, strict=True):
+    translations = beam_search(model, padded(*SOURCES), beams=3, length_penalty=penalty, max_length=7)
+    for source, hypotheses in zip(SOURCES, translations, strict=True):
         assert_same(hypotheses, plain_search(model, source, 3, penalty, limit=7))
 
 
 @pytest.mark.parametrize("kind", ["ReLUFormer", "rotary"])
 def test_one_beam_takes_the_likeliest_token_until_the_end(kind: str) -> None:
     model = made(**KINDS[kind])
-    for source, found in zip(SOURCES, beam_search(model, padded(*SOURCES), beams=1, max_length=15), strict=True):
+    for source, hypotheses in zip(SOURCES, beam_search(model, padded(*SOURCES), beams=1, max_length=15), strict=True):
         text: list[int] = []
         while len(text) < 14 and (token := int(log_probabilities(model, source, text)[0].argmax())) != END:
             text.append(token)
-        assert [hypothesis.tokens for hypothesis in found] == [text]
+        assert [hypothesis.tokens for hypothesis in hypotheses] == [text]
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 1.5])
@@ -134,9 +134,9 @@ def test_cached_decoding_gives_the_logits_of_the_whole_text_at_every_step(kind: 
     source, target = padded(*SOURCES), torch.randint(3, 9, (4, 11))
     want, caches, encoded = model(source, target), model.caches(), model.encode(source)
     steps = [1, 1, 4, 1, 2, 1, 1]
-    found = [model.decode(part, encoded, caches) for part in target.split(steps, dim=1)]
+    logits = [model.decode(part, encoded, caches) for part in target.split(steps, dim=1)]
     # Of the same numbers, in float64, the order of additions differs: by a hundred roundings at most.
-    assert_rounded(torch.cat(found, 1), want, 100)
+    assert_rounded(torch.cat(logits, 1), want, 100)
 
 
 @pytest.mark.parametrize("way", [TreeCache, CopyingCache])
@@ -225,11 +225,11 @@ def test_sentences_that_are_done_leave_the_batch(monkeypatch: pytest.MonkeyPatch
 
 
 def test_hypotheses_are_sorted_different_and_without_special_tokens() -> None:
-    for found in beam_search(made(), padded(*SOURCES), beams=6):
-        assert 1 <= len(found) <= 6
-        assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
-        assert len({tuple(h.tokens) for h in found}) == len(found)
-        assert all(3 <= token < 9 for h in found for token in h.tokens)
+    for hypotheses in beam_search(made(), padded(*SOURCES), beams=6):
+        assert 1 <= len(hypotheses) <= 6
+        assert [h.score for h in hypotheses] == sorted((h.score for h in hypotheses), reverse=True)
+        assert len({tuple(h.tokens) for h in hypotheses}) == len(hypotheses)
+        assert all(3 <= token < 9 for h in hypotheses for token in h.tokens)
 
 
 def test_a_model_in_training_is_searched_without_dropout_and_goes_on_training() -> None:
@@ -246,15 +246,15 @@ def test_a_model_in_training_is_searched_without_dropout_and_goes_on_training() 
 def test_bfloat16_models_and_empty_batches_are_searched_too() -> None:
     model = made()
     assert beam_search(model, torch.zeros(0, 5, dtype=torch.int64)) == []
-    found = beam_search(model.bfloat16(), padded(*SOURCES), beams=2)
-    assert all(math.isfinite(hypotheses[0].score) for hypotheses in found)
+    translations = beam_search(model.bfloat16(), padded(*SOURCES), beams=2)
+    assert all(math.isfinite(hypotheses[0].score) for hypotheses in translations)
 
 
 def test_a_translation_is_never_longer_than_the_model_allows() -> None:
     model = made(max_length=5)
     model.embedding.weight[END] *= 0
-    for found in beam_search(model, padded([3, 4, 2], [5, 5, 5, 5, 2]), beams=2):
-        assert all(len(hypothesis.tokens) <= 4 for hypothesis in found)
+    for hypotheses in beam_search(model, padded([3, 4, 2], [5, 5, 5, 5, 2]), beams=2):
+        assert all(len(hypothesis.tokens) <= 4 for hypothesis in hypotheses)
 
 
 @pytest.mark.parametrize(

@@ -51,22 +51,22 @@ def test_penalties_are_means_over_tokens_and_heads_and_then_over_attentions() ->
         for name, parameter in model.named_parameters():
             if name.endswith(("qkv.bias", "q.bias", "kv.bias")):
                 parameter[: 2 * 12] = 1.5  # queries and keys that agree, so that no row of weights is empty
-    logits, found = model(padded(*SOURCES), padded(*TARGETS), penalties=True)
+    logits, losses = model(padded(*SOURCES), padded(*TARGETS), penalties=True)
     torch.testing.assert_close(logits, model(padded(*SOURCES), padded(*TARGETS)))
     formulas = Formulas(model)
     for source, target in zip(SOURCES, TARGETS, strict=True):
         formulas.logits(source, target)
     assert len(formulas.penalties) == 2 + 2 + 2
     want = torch.tensor(formulas.mean_penalties(), dtype=torch.float64)
-    torch.testing.assert_close(torch.stack(tuple(found)), want, **FAR_FROM_A_MISTAKE)
-    assert min(found) > 0
+    torch.testing.assert_close(torch.stack(tuple(losses)), want, **FAR_FROM_A_MISTAKE)
+    assert min(losses) > 0
 
 
 def test_padding_is_in_no_penalty_of_a_language_model() -> None:
     model = made(encoder_layers=0).double()
-    found = model(padded(*TARGETS), penalties=True)[1]
+    losses = model(padded(*TARGETS), penalties=True)[1]
     wider = model(nn.functional.pad(padded(*TARGETS), (0, 4)), penalties=True)[1]
-    torch.testing.assert_close(tuple(wider), tuple(found))
+    torch.testing.assert_close(tuple(wider), tuple(losses))
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -143,8 +143,8 @@ def test_logits_do_not_depend_on_what_comes_later_but_on_all_that_came_before(ki
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_parameter_learns_from_the_logits_and_the_penalties(kind: str) -> None:
     model = made(**KINDS[kind]).train()
-    logits, found = model(padded(*SOURCES), padded(*TARGETS), penalties=True)
-    (logits.square().mean() + found.normalisation + found.entropy).backward()
+    logits, losses = model(padded(*SOURCES), padded(*TARGETS), penalties=True)
+    (logits.square().mean() + losses.normalisation + losses.entropy).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
@@ -169,8 +169,8 @@ def test_training_with_penalties_makes_no_matrix_of_length_times_length() -> Non
     tokens = torch.randint(3, 13, (2, 600))
     tokens[0, 500:] = 0
     with LargestTensor() as largest:
-        logits, found = model(tokens, tokens, penalties=True)
-        (logits.mean() + found.normalisation + found.entropy).backward()
+        logits, losses = model(tokens, tokens, penalties=True)
+        (logits.mean() + losses.normalisation + losses.entropy).backward()
     assert 2 * 600 * 3 * 12 <= largest.size < 600 * 600
 
 
@@ -211,21 +211,21 @@ def test_a_compiled_model_is_the_same() -> None:
     model = made(encoder_layers=1, decoder_layers=1)
     source, target = padded(*SOURCES), padded(*TARGETS)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    logits, found = compiled(source, target, penalties=True)
+    logits, losses = compiled(source, target, penalties=True)
     want, wanted = model(source, target, penalties=True)
     torch.testing.assert_close(logits, want)
-    torch.testing.assert_close(tuple(found), tuple(wanted))
+    torch.testing.assert_close(tuple(losses), tuple(wanted))
 
 
 def test_autocast_to_bfloat16_is_right_to_rounding() -> None:
     model = ReLUFormer(**SMALL).eval().requires_grad_(False)
     source, target = padded(*SOURCES), padded(*TARGETS)
     with torch.autocast("cpu", torch.bfloat16):
-        out, found = model(source, target, penalties=True)
+        out, losses = model(source, target, penalties=True)
     want, wanted = model(source, target, penalties=True)
     # A number has 8 bits, so that a rounding is 2^-9; those of four layers add up to less than 25 of them.
     assert (out - want).abs().max() < 25 * 2**-9 * want.abs().max()
-    assert float(found.normalisation) == pytest.approx(float(wanted.normalisation), rel=25 * 2**-9)
+    assert float(losses.normalisation) == pytest.approx(float(wanted.normalisation), rel=25 * 2**-9)
 
 
 @pytest.mark.parametrize("changes", [{}, {"encoder_layers": 0, "positions": "rotary"}])
@@ -318,10 +318,10 @@ def test_a_small_model_learns_to_write_texts_backwards() -> None:
         source = torch.where(places < length, words, torch.where(places == length, 2, 0))
         backwards = words.gather(1, (length - 1 - places).clamp(min=0))
         target = torch.where(places < length, backwards, torch.where(places == length, 2, 0))
-        logits, found = model(source, nn.functional.pad(target, (1, -1), value=1), penalties=True)
+        logits, terms = model(source, nn.functional.pad(target, (1, -1), value=1), penalties=True)
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=0)
         optimiser.zero_grad()
-        (loss + 0.01 * (found.normalisation + found.entropy)).backward()
+        (loss + 0.01 * (terms.normalisation + terms.entropy)).backward()
         optimiser.step()
         losses.append(loss.item())
     assert losses[0] > 2

@@ -31,7 +31,7 @@ def test_without_chance_every_token_is_the_likeliest_after_the_whole_text(
     positions: str, greedy: dict[str, float]
 ) -> None:
     model = made(positions=positions)
-    for prompt, found in zip(PROMPT.tolist(), sample(model, PROMPT, 12, **greedy), strict=True):
+    for prompt, continued in zip(PROMPT.tolist(), sample(model, PROMPT, 12, **greedy), strict=True):
         text: list[int] = []
         while len(text) < 12:
             logits = model(torch.tensor([[1, *prompt, *text]]))[0, -1]
@@ -39,7 +39,7 @@ def test_without_chance_every_token_is_the_likeliest_after_the_whole_text(
             if (token := int(logits.argmax())) == 2:
                 break
             text.append(token)
-        assert found == text
+        assert continued == text
 
 
 @pytest.mark.parametrize(("temperature", "top_k"), [(1.0, None), (0.5, None), (2.0, 4)])

@@ -100,43 +100,43 @@ def test_macs_are_what_torch_counts(settings: dict[str, object]) -> None:
 def test_every_intermediate_has_big_visions_name() -> None:
     model = randomised(ViT("Ti/16", image_size=32, num_classes=7, pool="tok", rep_size=True))
     x = images(model)
-    logits, found = model(x, intermediates=True)
+    logits, named = model(x, intermediates=True)
     blocks = [f"encoder/block{i:02d}/{part}" for i in range(12) for part in ("sa", "+sa", "mlp", "+mlp")]
     names = ["stem", "with_posemb", *blocks, "encoder/pre_ln", "encoded", "head_input"]
     names += ["pre_logits_2d", "pre_logits", "logits_2d", "logits"]
-    assert sorted(found) == sorted(names)
-    assert torch.equal(found["logits"], logits)
+    assert sorted(named) == sorted(names)
+    assert torch.equal(named["logits"], logits)
     assert torch.equal(logits, model(x))
-    assert torch.equal(found["pre_logits"], model.features(x))
-    assert list(found["stem"].shape) == [2, 2, 2, 192]
-    assert list(found["with_posemb"].shape) == [2, 4, 192]
-    assert list(found["encoded"].shape) == [2, 5, 192]
-    before = found["encoder/block03/+mlp"]
-    assert torch.equal(found["encoder/block04/+sa"], before + found["encoder/block04/sa"])
-    assert torch.equal(found["head_input"], found["encoded"][:, 0])
-    assert torch.equal(found["encoder/pre_ln"], found["encoder/block11/+mlp"])
-    assert list(found["pre_logits_2d"].shape) == [2, 2, 2, 192]
+    assert torch.equal(named["pre_logits"], model.features(x))
+    assert list(named["stem"].shape) == [2, 2, 2, 192]
+    assert list(named["with_posemb"].shape) == [2, 4, 192]
+    assert list(named["encoded"].shape) == [2, 5, 192]
+    before = named["encoder/block03/+mlp"]
+    assert torch.equal(named["encoder/block04/+sa"], before + named["encoder/block04/sa"])
+    assert torch.equal(named["head_input"], named["encoded"][:, 0])
+    assert torch.equal(named["encoder/pre_ln"], named["encoder/block11/+mlp"])
+    assert list(named["pre_logits_2d"].shape) == [2, 2, 2, 192]
     for patch in range(4):  # those in 2d are what the head makes of each patch
-        one = torch.tanh(model.pre_logits(found["encoded"][:, 1 + patch]))
-        torch.testing.assert_close(found["pre_logits_2d"][:, patch // 2, patch % 2], one)
-        torch.testing.assert_close(found["logits_2d"][:, patch // 2, patch % 2], model.head(one))
+        one = torch.tanh(model.pre_logits(named["encoded"][:, 1 + patch]))
+        torch.testing.assert_close(named["pre_logits_2d"][:, patch // 2, patch % 2], one)
+        torch.testing.assert_close(named["logits_2d"][:, patch // 2, patch % 2], model.head(one))
 
 
 def test_positions_are_added_to_patches_only_and_the_class_token_comes_first() -> None:
     model = randomised(ViT("mu/4", image_size=8, pool="tok", num_classes=0))
     x = images(model)
-    _, found = model(x, intermediates=True)
-    torch.testing.assert_close(found["with_posemb"], found["stem"].flatten(1, 2) + model.posemb)
-    tokens = torch.cat([model.class_token.expand(2, 1, 32), found["with_posemb"]], 1)
-    torch.testing.assert_close(found["encoder/block00/+sa"], tokens + found["encoder/block00/sa"])
+    _, named = model(x, intermediates=True)
+    torch.testing.assert_close(named["with_posemb"], named["stem"].flatten(1, 2) + model.posemb)
+    tokens = torch.cat([model.class_token.expand(2, 1, 32), named["with_posemb"]], 1)
+    torch.testing.assert_close(named["encoder/block00/+sa"], tokens + named["encoder/block00/sa"])
     assert model.posemb.shape == (1, 4, 32)
 
 
 def test_gap_is_the_mean_of_the_normed_tokens_and_norm_pooled_the_norm_of_their_mean() -> None:
     model = randomised(ViT("mu/4", image_size=8, num_classes=0))
     x = images(model)
-    out, found = model(x, intermediates=True)
-    last = found["encoder/block00/+mlp"]
+    out, named = model(x, intermediates=True)
+    last = named["encoder/block00/+mlp"]
     torch.testing.assert_close(out, model.norm(last).mean(1))
     other = ViT.from_config(replace(model.config, norm="pooled"))
     other.load_state_dict(model.state_dict())
@@ -147,9 +147,9 @@ def test_gap_is_the_mean_of_the_normed_tokens_and_norm_pooled_the_norm_of_their_
 def test_the_first_patch_can_be_pooled_as_big_vision_does() -> None:
     model = randomised(ViT("mu/4", image_size=8, num_classes=0, pool="0"))
     x = images(model)
-    out, found = model(x, intermediates=True)
+    out, named = model(x, intermediates=True)
     assert model.class_token is None
-    assert torch.equal(out, found["encoded"][:, 0])
+    assert torch.equal(out, named["encoded"][:, 0])
 
 
 def test_a_model_starts_as_big_visions_does() -> None:

@@ -135,12 +135,12 @@ def assert_same(model: ViT, arrays: dict[str, Array], size: tuple[int, int] = (1
         for dtype in (torch.float32, torch.float64)
     )
     with torch.no_grad():
-        result, found = model(x, intermediates=True)
+        result, named = model(x, intermediates=True)
         assert torch.equal(result, model(x))
-    assert found.keys() == want.keys()
-    assert torch.equal(result, found["logits" if "logits" in want else "pre_logits"])
+    assert named.keys() == want.keys()
+    assert torch.equal(result, named["logits" if "logits" in want else "pre_logits"])
     for name, array in want.items():
-        assert_precise(found[name], torch.from_numpy(plain[name]), torch.from_numpy(array))
+        assert_precise(named[name], torch.from_numpy(plain[name]), torch.from_numpy(array))
 
 
 @pytest.mark.parametrize("prefix", ["params/", "opt/target/", ""])

@@ -26,9 +26,9 @@ def names(folder):
 def test_a_checkpoint_comes_back_as_it_was_saved(tmp_path):
     checkpoints.save(tmp_path, 7, state(7), keep=3)
     assert names(tmp_path) == ["step-00000007.pt", "step-00000007.pt.sha256"]
-    found = checkpoints.newest(tmp_path)
-    assert found["step"] == 7
-    assert torch.equal(found["model"]["w"], state(7)["model"]["w"])
+    loaded = checkpoints.newest(tmp_path)
+    assert loaded["step"] == 7
+    assert torch.equal(loaded["model"]["w"], state(7)["model"]["w"])
 
 
 def test_the_hash_beside_it_is_what_sha256sum_expects(tmp_path):

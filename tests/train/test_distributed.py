@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import tiny_images
 import torch
+from precision import EPSILON, REORDERED
 from toy_task import CONFIG, Points, run
 
 from nomax.train import checkpoints, load_run, metrics
@@ -23,6 +24,8 @@ KINDS = ("ddp", "fsdp")
 # Mixup and RandAugment included, whose partners sit on the other rank.
 VIT = {"model": "mu/8", "steps": 6, "warmup": 2, "batch_size": 16, "augmentation": "light2", "ema": 0.9, "threads": 1}
 VIT |= {"tensorboard": False}
+# For weights: Adam divides a gradient by its own size, and so magnifies the rounding of those that nearly cancel.
+MAGNIFIED = 10 * REORDERED
 
 
 @pytest.fixture(scope="module")
@@ -60,23 +63,23 @@ def losses(folder):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_train_as_one_does(folder, kind):
-    assert losses(folder / kind) == pytest.approx(losses(folder / "one"), rel=1e-5)
+    assert losses(folder / kind) == pytest.approx(losses(folder / "one"), rel=REORDERED)
     one, two = (checkpoints.newest(folder / name / "checkpoints") for name in ("one", kind))
     for name in ("model", "average"):
         assert set(two[name]) == set(one[name])
-        torch.testing.assert_close(two[name], one[name], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(two[name], one[name], rtol=MAGNIFIED, atol=8 * EPSILON)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_train_a_vit_as_one_does(folder, kind):
-    assert losses(folder / f"vit {kind}") == pytest.approx(losses(folder / "vit one"), rel=1e-5)
+    assert losses(folder / f"vit {kind}") == pytest.approx(losses(folder / "vit one"), rel=REORDERED)
     one, two = (load_run(folder / f"vit {name}")[0].state_dict() for name in ("one", kind))
-    torch.testing.assert_close(two, one, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(two, one, rtol=10 * MAGNIFIED, atol=REORDERED)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_go_on_with_what_one_has_begun(folder, kind):
-    assert losses(folder / f"one, then {kind}") == pytest.approx(losses(folder / "one"), rel=1e-5)
+    assert losses(folder / f"one, then {kind}") == pytest.approx(losses(folder / "one"), rel=REORDERED)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,7 +87,7 @@ def test_one_rank_goes_on_with_what_two_have_begun(folder, tmp_path, kind):
     without_last_checkpoint(folder / kind, tmp_path / "run")
     config = replace(CONFIG, **SETTINGS)
     run(tmp_path / "run", Points(config), config)
-    assert losses(tmp_path / "run") == pytest.approx(losses(folder / "one"), rel=1e-5)
+    assert losses(tmp_path / "run") == pytest.approx(losses(folder / "one"), rel=REORDERED)
 
 
 @pytest.mark.parametrize("kind", KINDS)

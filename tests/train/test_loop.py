@@ -5,12 +5,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from precision import EPSILON, REORDERED
 from torch import nn
 from toy_task import CONFIG, Net, Points, loop, run
 
 from nomax.train import checkpoints, metrics
 from nomax.train.console import Stop
 from nomax.train.nonfinite import NonFiniteError
+
+ALIKE = {"rtol": REORDERED, "atol": 8 * EPSILON}  # weights near zero have their own few roundings
 
 
 def weights(folder):
@@ -36,13 +39,13 @@ class StopAfter(Stop):
 
 def test_every_step_and_every_evaluation_has_its_line(tmp_path):
     outcome = run(tmp_path)
-    found = lines(tmp_path)
+    written = lines(tmp_path)
     assert outcome.finished
-    assert [line["step"] for line in found if "loss" in line] == list(range(1, 13))
-    assert [line["step"] for line in found if "evaluation" in line] == [4, 8, 12]
-    assert [line["points"] for line in found if "loss" in line] == [8 * step for step in range(1, 13)]
-    assert outcome.evaluation == found[-1]["evaluation"]
-    assert found[-1]["evaluation"]["loss"] < found[0]["loss"]
+    assert [line["step"] for line in written if "loss" in line] == list(range(1, 13))
+    assert [line["step"] for line in written if "evaluation" in line] == [4, 8, 12]
+    assert [line["points"] for line in written if "loss" in line] == [8 * step for step in range(1, 13)]
+    assert outcome.evaluation == written[-1]["evaluation"]
+    assert written[-1]["evaluation"]["loss"] < written[0]["loss"]
 
 
 def test_the_first_loss_is_the_mean_over_the_batch(tmp_path):
@@ -50,7 +53,7 @@ def test_the_first_loss_is_the_mean_over_the_batch(tmp_path):
     points, labels = task.batch(0)
     expected = nn.functional.cross_entropy(task.model(points), labels).detach()
     run(tmp_path, task)
-    assert lines(tmp_path)[0]["loss"] == pytest.approx(float(expected), rel=1e-6)
+    assert lines(tmp_path)[0]["loss"] == pytest.approx(float(expected), rel=8 * EPSILON)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
@@ -77,7 +80,7 @@ def test_a_batch_in_parts_gives_the_same_run(tmp_path):
         config = replace(CONFIG, accumulate=accumulate)
         run(tmp_path / str(accumulate), Points(config), config)
     for accumulate in ("4", "3"):
-        torch.testing.assert_close(weights(tmp_path / accumulate), weights(tmp_path / "1"), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(weights(tmp_path / accumulate), weights(tmp_path / "1"), **ALIKE)
 
 
 def test_the_average_of_the_weights_is_what_is_evaluated_and_kept(tmp_path):
@@ -90,7 +93,7 @@ def test_the_average_of_the_weights_is_what_is_evaluated_and_kept(tmp_path):
     averaged.load_state_dict(state["average"])
     points, labels = task.batch(10_000)
     expected = nn.functional.cross_entropy(averaged(points), labels).detach()
-    assert outcome.evaluation["loss"] == pytest.approx(float(expected), rel=1e-5)
+    assert outcome.evaluation["loss"] == pytest.approx(float(expected), rel=REORDERED)
 
 
 def test_half_precision_computes_in_bfloat16_and_keeps_float32_weights(tmp_path):
@@ -100,6 +103,7 @@ def test_half_precision_computes_in_bfloat16_and_keeps_float32_weights(tmp_path)
     half, full = weights(tmp_path / "half"), weights(tmp_path / "full")
     assert {tensor.dtype for tensor in half.values()} == {torch.float32}
     assert not torch.equal(half["head.weight"], full["head.weight"])
+    # Twelve steps of Adam move a weight by 0.6 at most; gradients of eight bits change that by a sixth.
     torch.testing.assert_close(half, full, rtol=0.2, atol=0.1)
 
 
@@ -189,7 +193,7 @@ def test_a_compiled_model_trains_alike_and_still_shows_its_layers(tmp_path):
     plain = replace(CONFIG, steps=3)
     run(tmp_path / "compiled", Points(config), config)
     run(tmp_path / "plain", Points(plain), plain)
-    torch.testing.assert_close(weights(tmp_path / "compiled"), weights(tmp_path / "plain"), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(weights(tmp_path / "compiled"), weights(tmp_path / "plain"), **ALIKE)
     task = Points(config)
     task.model.layers[0] = Overflowing(3, 4)
     with pytest.raises(NonFiniteError) as caught:

@@ -25,8 +25,7 @@ from nomax.bench.results import CannotMeasureError, Case, Goal, Results
 from nomax.console import Console
 from nomax.data.commands import pack
 from nomax.data.images.batches import batches
-from nomax.data.images.files import Box
-from nomax.data.images.folders import FolderSource
+from nomax.data.images.files import Box, FolderSource
 from nomax.data.images.shards import ShardSource
 from nomax.data.images.transforms import Augment
 from nomax.data.order import CROP, FLIP, Order, bits, uniform

@@ -30,7 +30,7 @@ from nomax.train.loop import Loop, keep_freed_memory
 from nomax.train.text import config as text_configs
 from nomax.train.text.task import TextTask
 from nomax.train.vision import config as vision_configs
-from nomax.train.vision.task import VisionTask, load
+from nomax.train.vision.task import VisionTask, load_images
 
 TRAINING = "training"
 # Who takes part: our model with relu/L (text: ReLUFormer's φ) and with softmax on PyTorch's attention; the latter
@@ -146,7 +146,7 @@ def _task(name: str, dtype: str, smoke: bool, phi: str | None = None) -> Any:
         config = dataclasses.replace(config, batch_size=256 if smoke else TOKENS, **settings)
         examples = _examples(words)
         return TextTask(config, {0: examples}, examples[:1])
-    images = load(DATA)
+    images = load_images(DATA)
     vision = vision_configs.for_images("small", images[0], data=DATA, variant=name, phi=phi or "relu/L")
     return VisionTask(dataclasses.replace(vision, batch_size=4 if smoke else BATCH, **settings), *images)
 

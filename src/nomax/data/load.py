@@ -39,7 +39,7 @@ def load(
     `held_out` makes this share of the training images the split "test", and leaves it out of "train": for data without
     a test split, or as a validation split that keeps the real one unseen while something is chosen. Whether an image
     is held out depends on its path in the folder alone (elsewhere on its number), not on a seed or on the other images,
-    but for one: each class keeps an image to train on.
+    with one exception: each class keeps an image to train on.
     """
     text = os.fspath(name_or_path)
     if on_error not in ("raise", "skip"):
@@ -65,7 +65,7 @@ def load(
     if is_prepared(path):
         return open_prepared(path, split)
     if path.is_dir():
-        from nomax.data.images.folders import FolderSource
+        from nomax.data.images.files import FolderSource
 
         return FolderSource(path, split, on_error)
     if path.is_file():
@@ -98,7 +98,7 @@ def paths_of(given: Paths) -> list[str]:
         if text in TEXTS or Path(text).expanduser().exists():
             return [text]
         parts = text.split(",")
-        # A path may have commas itself: then it is cut where both sides are files.
+        # A path may itself have commas: it is cut where both sides are files.
         pairs = [[",".join(parts[:place]), ",".join(parts[place:])] for place in range(1, len(parts))]
         files = [pair for pair in pairs if all(Path(path).expanduser().is_file() for path in pair)]
         return (files or [parts if len(parts) == 2 else [text]])[0]
@@ -112,7 +112,7 @@ def paths_of(given: Paths) -> list[str]:
 
 def _absolute(text: str) -> str:
     path = Path(text).expanduser().absolute()
-    plain = os.path.normpath(path)  # without "..", which is another place where a link is before it
+    plain = os.path.normpath(path)  # without "..", which leads elsewhere after a symbolic link
     return plain if os.path.realpath(plain) == os.path.realpath(path) else str(path)
 
 

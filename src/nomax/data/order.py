@@ -1,8 +1,8 @@
 """The order of images, and random numbers by address: pure functions, so that a run resumes from its step alone.
 
-A random number is a hash of (seed, purpose, number, …). A generator has a state, and with it an order in which workers,
-ranks and resumed runs would have to ask. A hash has none: the numbers of image 1,234,567 are the same whoever asks for
-them, and they come for a whole batch at once.
+A random number is a hash of (seed, purpose, number, …). A generator has a state, and so workers, ranks and
+resumed runs would have to ask in a fixed order. A hash has none: the numbers of image 1,234,567 are the same for
+everyone, and a whole batch gets its numbers at once.
 """
 
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class Order:
     """Images per step, over all ranks."""
     seed: int = 0
     shuffle: bool = True
-    """Every epoch in another order; else in the order of the source."""
+    """Reorder every epoch; otherwise keep the order of the source."""
     block: int = 1
     """Shuffle blocks of this many neighbours, and then images among 16 blocks: shards are read almost in sequence."""
 

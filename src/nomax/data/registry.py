@@ -38,7 +38,7 @@ class Package:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A data set with a name."""
+    """A named data set."""
 
     files: ClassVar[tuple[str, ...]]
     """The files of a prepared data set, besides meta.json."""
@@ -95,7 +95,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageEntry(Entry):
-    """A data set of images with a name."""
+    """A named data set of images."""
 
     files: ClassVar[tuple[str, ...]] = ("images.npy", "labels.npy")
 
@@ -111,7 +111,7 @@ class ImageEntry(Entry):
 
 @dataclass(frozen=True, kw_only=True)
 class TextEntry(Entry):
-    """A data set of documents in two languages, with a name."""
+    """A named data set of documents in two languages."""
 
     files: ClassVar[tuple[str, ...]] = tuple(f"{split}.jsonl" for split in TEXT_SPLITS)
 
@@ -159,7 +159,7 @@ def _help(name: str) -> TextEntry:
 
 
 class _Texts(dict[str, TextEntry]):
-    """The data sets of text by name. Iteration lists few pairs of the help's languages; lookup knows them all."""
+    """The data sets of text by name. Iteration lists a few language pairs of the help; lookup knows all of them."""
 
     def __contains__(self, name: object) -> bool:
         return super().__contains__(name) or name in HELP_PAIRS
@@ -196,7 +196,7 @@ def cache_folder() -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder for data sets that others may read but not write to; an OSError says why it cannot be."""
+    """Create a folder for data sets that others may read but not write to; an OSError says why that is impossible."""
     try:
         if folder.exists() and not folder.is_dir():
             raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR))

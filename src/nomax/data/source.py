@@ -1,4 +1,4 @@
-"""A source of labelled images: what every data set looks like to training and evaluation."""
+"""A source of labelled images: the interface between data sets and training or evaluation."""
 
 import math
 import os
@@ -86,7 +86,7 @@ class ArraySource:
 
 
 class Part:
-    """Some images of a source, in a given order. It treats broken images as its source was told to."""
+    """Some images of a source, in a given order. Broken images are treated as in the source."""
 
     def __init__(self, source: Source, indices: npt.NDArray[np.int64]) -> None:
         self.source, self.indices = source, indices
@@ -107,7 +107,7 @@ class Part:
 
     @property
     def read(self) -> Callable[[int], bytes] | None:
-        """A function that reads the file with this number as it is stored, or None if the source has no files."""
+        """A function that returns the bytes of the file with this number, or None if the source has no files."""
         read = getattr(self.source, "read", None)
         return (lambda index: read(int(self.indices[index]))) if read else None
 
@@ -178,6 +178,6 @@ def _mapped(path: Path) -> npt.NDArray[Any]:
     """Map the array in a file. (numpy would allocate what the header claims, however long the file is.)"""
     with path.open("rb") as file:
         npy_header(file, os.fstat(file.fileno()).st_size, path.name)
-    # Copy on write: torch wants arrays it could write to, and the file stays as it is whatever it does.
+    # Copy on write: torch wants writable arrays, and the file must not change.
     mapped: npt.NDArray[Any] = np.load(path, mmap_mode="c", allow_pickle=False)
     return mapped

@@ -1,7 +1,7 @@
-"""A walk through a tar file that nobody vouches for: whatever a header says is checked before it is used.
+"""Read an untrusted tar file: whatever a header says is checked before it is used.
 
-Python's tarfile goes back and round in circles at a negative size, takes an extended header of any size into memory,
-and raises what it likes (IndexError, RecursionError) at a few others.
+Python's tarfile loops for ever on a negative size, reads an extended header of any size into memory, and raises
+undocumented errors (IndexError, RecursionError) on other damage.
 """
 
 import os
@@ -17,22 +17,22 @@ _LONG_NAME, _LONG_LINK, _PAX, _OF_ALL, _SPARSE = b"L", b"K", (b"x", b"X"), b"g",
 
 
 class Readable(Protocol):
-    """A binary file, which may be readable in one direction only."""
+    """A binary file, perhaps readable only forwards."""
 
     def read(self, size: int, /) -> bytes:
         """Return the next bytes, fewer only at the end."""
 
     def seek(self, offset: int, /) -> object:
-        """Go to a place further on."""
+        """Move forwards to a place."""
 
 
 class DamagedTar(ValueError):
-    """A header that cannot be right; what follows it cannot be found."""
+    """A header is damaged, so that what follows cannot be located."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """One member: its name, what it is, and where its header and its data begin."""
+    """One member: its name and kind, and where its header and its data begin."""
 
     name: str
     kind: Literal["file", "folder", "other"]
@@ -49,7 +49,7 @@ class Member:
 def members(file: Readable) -> Iterator[Member]:
     """Yield the members in their order, up to the first block of zeros or the end of the file.
 
-    Their data need not be there: the file may end before. Raises DamagedTar at a header that cannot be right.
+    Their data may be missing, if the file is cut off. Raises DamagedTar at a damaged header.
     """
     place = header = 0
     name: bytes | None = None

@@ -159,8 +159,8 @@ def _columns(model: ViT, source: Source, match: Match) -> tuple[Tensor, str]:
     head, known, here = model.config.num_classes, model.config.classes, tuple(source.classes)
     order = torch.arange(len(here))
     if len(here) != head:
-        foreign = [] if known is None else _without(here, known)
-        unknown = f" No class of the model is called {listed(foreign)}." if foreign else ""
+        others = [] if known is None else _without(here, known)
+        unknown = f" No class of the model is called {listed(others)}." if others else ""
         raise ValueError(
             f"the model's head has {head:,} classes, the data set {len(here):,}.{unknown} Give the model's own data "
             "set, or --subset if the data set has some of its classes."
@@ -173,12 +173,12 @@ def _columns(model: ViT, source: Source, match: Match) -> tuple[Tensor, str]:
     by_name = [column.get(name, -1) for name in here]
     if match == "name" and sorted(by_name) == order.tolist():
         return torch.tensor(by_name), "The data set has the model's classes in another order: they are matched by name."
-    missing, foreign = _without(known, here), _without(here, known)
-    differ = f"{listed(missing)} of the model, {listed(foreign)} of the data set" if foreign else "some are there twice"
+    missing, others = _without(known, here), _without(here, known)
+    differ = f"{listed(missing)} of the model, {listed(others)} of the data set" if others else "some are there twice"
     if match == "order":
         return order, f"Classes count in their order, not by their names, which differ: {differ}."
     raise ValueError(
-        f"{len(foreign) or len(here):,} of {len(here):,} classes do not match: {differ}. Rename the data set's classes "
+        f"{len(others) or len(here):,} of {len(here):,} classes do not match: {differ}. Rename the data set's classes "
         f"as the model calls them (in its config.json){_OR_ORDER}"
     )
 

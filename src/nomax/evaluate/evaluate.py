@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
-from nomax.console import Console, Progress, Table
+from nomax.console import Console, Progress, Table, counting
 from nomax.data.text import Corpus, Document
 from nomax.evaluate import terminal, translation
 from nomax.evaluate.accuracy import Match, classify, load_subset, match_classes
@@ -57,16 +57,13 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Return 0, 2 if the options cannot be served, or 1 if the results cannot be written."""
+    """Print the results and write them. Return 0, or 1 if they cannot be written."""
     console = Console()
-    try:
-        terminal.check_output(options.output)
-        loaded = load_all(options.runs, options.device, load_any)
-        with terminal.progress(console) as progress:
-            images = [_evaluate_images(options, run, progress) for run in loaded if isinstance(run, TrainedImageModel)]
-            texts = [_evaluate_text(options, run, progress) for run in loaded if isinstance(run, TrainedTextModel)]
-    except terminal.EXPECTED as error:
-        return terminal.print_error("evaluate", error)
+    terminal.check_output(options.output)
+    loaded = load_all(options.runs, options.device, load_any)
+    with counting(console) as progress:
+        images = [_evaluate_images(options, run, progress) for run in loaded if isinstance(run, TrainedImageModel)]
+        texts = [_evaluate_text(options, run, progress) for run in loaded if isinstance(run, TrainedTextModel)]
     if images:
         console.print(_accuracies(options, images))
         for note in dict.fromkeys(entry["note"] for entry in images if entry["note"]):

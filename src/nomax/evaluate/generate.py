@@ -52,19 +52,16 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Return 0, or 2 if the options cannot be served."""
-    try:
-        _check(options)
-        trained = load_text(options.run, options.device)
-        if trained.translates:
-            raise ValueError(
-                f"{options.run} is a translation model, which does not continue texts. To translate: "
-                f"nomax translate {shlex.quote(options.run)} < in.txt"
-            )
-        prompt = _tokens(_prompt(options), trained)
-        most = _most_tokens(options, len(prompt), trained)
-    except terminal.EXPECTED as error:
-        return terminal.print_error("generate", error)
+    """Print the texts."""
+    _check(options)
+    trained = load_text(options.run, options.device)
+    if trained.translates:
+        raise ValueError(
+            f"{options.run} is a translation model, which does not continue texts. To translate: "
+            f"nomax translate {shlex.quote(options.run)} < in.txt"
+        )
+    prompt = _tokens(_prompt(options), trained)
+    most = _most_tokens(options, len(prompt), trained)
     try:
         for number in range(options.count):
             if number and _of_documents(trained):
@@ -73,7 +70,7 @@ def run(options: Options) -> int:
                 _write(piece)
             _write("\n")
     except FloatingPointError as error:
-        return terminal.print_error("generate", FloatingPointError(f"{options.run}: {error}"))
+        raise FloatingPointError(f"{options.run}: {error}") from error
     return 0
 
 

@@ -92,22 +92,19 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Return 0, or 2 if the options cannot be served."""
-    try:
-        _figures.require()
-        if options.output is not None:
-            _figures.check_format(options.output)
-        loaded = load_all(options.runs, options.device, load)
-        output = options.output or terminal.default_folder(options.runs) / _name(options)
-        replaced = terminal.check_replaceable("maps", output, MARK)
-        source, index = _source(options, loaded[0])
-        layers = _layers(options, loaded)
-        shown = [_shown(source, index, trained) for trained in loaded]
-        maps = {trained.title: _maps(trained, image, options) for trained, image in zip(loaded, shown, strict=True)}
-        sharpest = max(shown, key=Tensor.numel)
-        write(output, draw(sharpest, maps, layers, _title(options, loaded), output.suffix.lower()))
-    except terminal.EXPECTED as error:
-        return terminal.print_error("maps", error)
+    """Write the picture."""
+    _figures.require()
+    if options.output is not None:
+        _figures.check_format(options.output)
+    loaded = load_all(options.runs, options.device, load)
+    output = options.output or terminal.default_folder(options.runs) / _name(options)
+    replaced = terminal.check_replaceable("maps", output, MARK)
+    source, index = _source(options, loaded[0])
+    layers = _layers(options, loaded)
+    shown = [_shown(source, index, trained) for trained in loaded]
+    maps = {trained.title: _maps(trained, image, options) for trained, image in zip(loaded, shown, strict=True)}
+    sharpest = max(shown, key=Tensor.numel)
+    write(output, draw(sharpest, maps, layers, _title(options, loaded), output.suffix.lower()))
     Console().print(terminal.written(replaced), f"{output} ({options.image or source.name(index)})")
     return 0
 

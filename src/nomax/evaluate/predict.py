@@ -20,7 +20,7 @@ from rich.text import Text
 from torch import Tensor
 
 from nomax._files import atomic
-from nomax.console import Console, Table
+from nomax.console import Console, Table, counting
 from nomax.data.images import files
 from nomax.data.images.batches import floats
 from nomax.data.images.files import EXTENSIONS
@@ -165,7 +165,7 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Return 0, 1 if images cannot be read or results cannot be written, or 2 if the options cannot be served."""
+    """Print the predictions and write them. Return 0, or 1 if images cannot be read or results cannot be written."""
     console = Console()
     shown: list[Prediction] = []
     done = broken = 0
@@ -178,7 +178,7 @@ def run(options: Options) -> int:
         predictions = predict(trained, paths, options.top, batch_size=options.batch_size, workers=options.workers)
         if options.output is not None:
             predictions = _written(predictions, options.output, trained)
-        with terminal.progress(console) as progress, closing(predictions):
+        with counting(console) as progress, closing(predictions):
             report = terminal.add_bar(progress, trained.title, len(paths))
             for prediction in predictions:
                 done += 1
@@ -188,9 +188,10 @@ def run(options: Options) -> int:
                     print(f"nomax predict: {_printable(prediction.error)}", file=sys.stderr)
                 elif options.output is None or len(shown) < SHOWN:
                     shown.append(prediction)
-    except terminal.EXPECTED as error:
-        terminal.print_error("predict", error)
-        return 1 if done else 2
+    except (ValueError, OSError, FloatingPointError) as error:
+        if not done:
+            raise
+        return terminal.failed("predict", error)
     if shown:
         console.print(_table(shown))
     for text in _notes(trained):

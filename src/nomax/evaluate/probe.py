@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from nomax import data
-from nomax.console import Console, Progress, Table
+from nomax.console import Console, Progress, Table, counting
 from nomax.data import Source
 from nomax.data.source import part
 from nomax.evaluate import fewshot, terminal
@@ -47,29 +47,26 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Return 0, 2 if the options cannot be served, or 1 if the results cannot be written."""
+    """Print the results and write them. Return 0, or 1 if they cannot be written."""
     console = Console()
-    try:
-        terminal.check_output(options.output)
-        fewshot.check_numbers(options.shots, range(options.seeds), (options.l2,))
-        sets = probe_sets(options.on, options.on_error)
-        loaded = load_all(options.runs, options.device, load)
-        if options.smoke:
-            small = terminal.first_images
-            sets = {name: (small(train, 3, 4), small(test, 3, 4)) for name, (train, test) in sets.items()}
-        with terminal.progress(console) as progress:
-            results = [
-                {
-                    "run": trained.title,
-                    "phi": trained.model.config.phi,
-                    "on": name,
-                    "accuracy": _probe(options, trained, name, both, progress),
-                }
-                for name, both in sets.items()
-                for trained in loaded
-            ]
-    except terminal.EXPECTED as error:
-        return terminal.print_error("probe", error)
+    terminal.check_output(options.output)
+    fewshot.check_numbers(options.shots, range(options.seeds), (options.l2,))
+    sets = probe_sets(options.on, options.on_error)
+    loaded = load_all(options.runs, options.device, load)
+    if options.smoke:
+        small = terminal.first_images
+        sets = {name: (small(train, 3, 4), small(test, 3, 4)) for name, (train, test) in sets.items()}
+    with counting(console) as progress:
+        results = [
+            {
+                "run": trained.title,
+                "phi": trained.model.config.phi,
+                "on": name,
+                "accuracy": _probe(options, trained, name, both, progress),
+            }
+            for name, both in sets.items()
+            for trained in loaded
+        ]
     console.print(_table(options, [trained.title for trained in loaded], results))
     settings = {"shots": options.shots, "seeds": list(range(options.seeds)), "l2": options.l2, "smoke": options.smoke}
     return terminal.write_results("probe", options.output, settings | {"results": results}, console)

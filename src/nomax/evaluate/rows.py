@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from nomax import _figures
 from nomax._files import write, write_json
-from nomax.console import Console, Progress, Table
+from nomax.console import Console, Progress, Table, counting
 from nomax.data import source as sources
 from nomax.data.images.batches import evaluation_batches
 from nomax.evaluate import terminal
@@ -71,28 +71,23 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Return 0, 2 if the options cannot be served, or 1 if the results cannot be written."""
+    """Print the tables and write the files. Return 0, or 1 if they cannot be written."""
     console = Console()
-    try:
-        for name, number in {"images": options.images, "texts": options.texts}.items():
-            if number < 1:
-                raise ValueError(f"--{name} {number} must be at least 1.")
-        loaded = load_all(options.runs, options.device, load_any)
-        folder = terminal.default_folder(options.runs) if options.output is None else options.output
-        replaced = terminal.check_replaceable("rows", folder / "rows.json", '"row_sum_sd"')
-        replaced |= terminal.check_replaceable("rows", folder / "rows.svg", TITLE)
-        with terminal.progress(console) as progress:
-            statistics = {trained.title: _measure(trained, options, progress) for trained in loaded}
-    except terminal.EXPECTED as error:
-        return terminal.print_error("rows", error)
+    for name, number in {"images": options.images, "texts": options.texts}.items():
+        if number < 1:
+            raise ValueError(f"--{name} {number} must be at least 1.")
+    loaded = load_all(options.runs, options.device, load_any)
+    folder = terminal.default_folder(options.runs) if options.output is None else options.output
+    replaced = terminal.check_replaceable("rows", folder / "rows.json", '"row_sum_sd"')
+    replaced |= terminal.check_replaceable("rows", folder / "rows.svg", TITLE)
+    with counting(console) as progress:
+        statistics = {trained.title: _measure(trained, options, progress) for trained in loaded}
     for title, rows in statistics.items():
         console.print(_table(title, rows, options.heads))
     try:
         _write(folder, statistics, replaced, console)
     except OSError as error:
-        error = OSError(f"{folder} cannot be written to: {error.strerror or error}. Give --output.")
-        terminal.print_error("rows", error)
-        return 1
+        return terminal.failed("rows", f"{folder} cannot be written to: {error.strerror or error}. Give --output.")
     return 0
 
 

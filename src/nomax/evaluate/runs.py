@@ -114,7 +114,7 @@ class TrainedTextModel:
 
     @property
     def translates(self) -> bool:
-        """Whether it is a translation model, not a language model."""
+        """True if it is a translation model, False if it is a language model."""
         return self.model.config.encoder_layers > 0
 
     def corpus(self, data: str | None = None, split: str = "test") -> tuple[Corpus, str]:
@@ -124,7 +124,7 @@ class TrainedTextModel:
         languages = self.config.languages if self.known else None
         if data is not None:
             split = "all" if split == "test" and _is_files(data) else split
-            return text_data.load(data, split, self.config.task, languages), split
+            return text_data.load_corpus(data, split, self.config.task, languages), split
         own = self.config.data
         if split == "test" and _is_files(own):
             files = "FILE,FILE" if self.translates else "FILE"

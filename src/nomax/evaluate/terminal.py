@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import numpy as np
 import tyro
 from rich.box import SIMPLE_HEAD
-from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from nomax._files import write_json
 from nomax.console import Console, Progress, Table
@@ -30,15 +29,6 @@ HEAD_BYTES = 1 << 20  # of a file, in which its mark is looked for
 
 SMOKE = "A smoke run: these numbers mean nothing."  # the caption of a table
 
-# Mistakes that a user can correct, and broken models: reported in one line, without a traceback.
-EXPECTED = (ValueError, TypeError, OSError, ImportError, FloatingPointError)
-
-
-def progress(console: Console) -> Progress:
-    """Return progress bars that disappear when the work is done."""
-    columns = (BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, transient=True)
-
 
 def add_bar(progress: Progress, description: str, total: int) -> Callable[[int], None]:
     """Add a bar, and return the function to call with the number just done."""
@@ -56,10 +46,10 @@ def results_table(title: str, caption: str | None, text: Sequence[str] = (), num
     return table
 
 
-def print_error(command: str, error: Exception) -> int:
-    """Print an error, and return its exit code."""
+def failed(command: str, error: Exception | str) -> int:
+    """Print an error that came after some of the work was done, and return its exit code."""
     print(f"nomax {command}: {error}", file=sys.stderr)
-    return 2
+    return 1
 
 
 def first_images(source: Source, classes: int, images: int) -> Source:
@@ -110,7 +100,6 @@ def write_results(command: str, path: Path | None, content: Any, console: Consol
     try:
         write_json(path, content)
     except OSError as error:
-        print_error(command, OSError(f"--output {path} cannot be written: {error.strerror or error}."))
-        return 1
+        return failed(command, f"--output {path} cannot be written: {error.strerror or error}.")
     console.print(f"Written: {path}")
     return 0

@@ -189,24 +189,20 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Return 0, 1 if some input cannot be translated, or 2 if the options cannot be served."""
-    try:
-        if options.text:
-            raise ValueError(_reads_standard_input(options))
-        if sys.stdin is None or sys.stdout is None:
-            raise ValueError("standard input and output are both needed, and one of them is closed.")
-        stream = _stream(options, load_text(options.run, options.device))
-    except terminal.EXPECTED as error:
-        return terminal.print_error("translate", error)
+    """Translate standard input. Return 0, or 1 if some of it cannot be translated or written."""
+    if options.text:
+        raise ValueError(_reads_standard_input(options))
+    if sys.stdin is None or sys.stdout is None:
+        raise ValueError("standard input and output are both needed, and one of them is closed.")
+    stream = _stream(options, load_text(options.run, options.device))
     try:
         _pass(stream)
     except BrokenPipeError:
         raise  # the reader closed the pipe, which is not an error
     except FloatingPointError as error:
-        return terminal.print_error("translate", FloatingPointError(f"{options.run}: {error}"))
+        raise FloatingPointError(f"{options.run}: {error}") from error
     except (InputError, OSError) as error:
-        terminal.print_error("translate", error)
-        return 1
+        return terminal.failed("translate", error)
     translator = stream.translator
     if translator.uneven:
         print(f"nomax translate: {uneven_note(translator.uneven, translator.stretches)}", file=sys.stderr)

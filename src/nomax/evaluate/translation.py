@@ -62,17 +62,17 @@ def search_settings(beams: int, length_penalty: float, batch_size: int) -> Searc
     return Search(beams, length_penalty, TOKENS * batch_size)
 
 
-def translate(model: ReLUFormer, sources: Sequence[Tokens], how: Search = SEARCH) -> Iterator[tuple[int, Tokens]]:
+def translate(model: ReLUFormer, sources: Sequence[Tokens], search: Search = SEARCH) -> Iterator[tuple[int, Tokens]]:
     """Yield the number and the best translation of each source, as they are found, without begin and end tokens."""
     if not sources:
         return
     lengths = [len(source) + 1 for source in sources]
-    order = TokenOrder(lengths, max(how.tokens, max(lengths)), shuffle=False)
+    order = TokenOrder(lengths, max(search.tokens, max(lengths)), shuffle=False)
     device = next(model.parameters()).device
     for step in range(order.steps_per_epoch):
         numbers = [int(number) for number in order.batch(step)]
         source = pad([[*sources[number], model.config.end] for number in numbers], device)
-        best = beam_search(model, source, beams=how.beams, length_penalty=how.length_penalty)
+        best = beam_search(model, source, beams=search.beams, length_penalty=search.length_penalty)
         for number, hypotheses in zip(numbers, best, strict=True):
             yield number, hypotheses[0].tokens
 
@@ -84,8 +84,8 @@ class TooLongError(ValueError):
 class Translator:
     """Translate documents, which are lists of segments. whole: as many segments at once as fit, else one by one."""
 
-    def __init__(self, model: ReLUFormer, tokenizer: Tokenizer, how: Search = SEARCH, whole: bool = False) -> None:
-        self.model, self.tokenizer, self.how, self.whole = model, tokenizer, how, whole
+    def __init__(self, model: ReLUFormer, tokenizer: Tokenizer, search: Search = SEARCH, whole: bool = False) -> None:
+        self.model, self.tokenizer, self.search, self.whole = model, tokenizer, search, whole
         self.longest = model.config.max_length - 1  # leaves room for the end
         self.room = int(SHARE * model.config.max_length)
         self.stretches, self.uneven = 0, 0
@@ -124,7 +124,8 @@ class Translator:
     ) -> list[list[int]]:
         """Translate stretches, put the results into `texts`, and return the uneven stretches."""
         uneven: list[list[int]] = []
-        for number, tokens in translate(self.model, [self._source(parts, stretch) for stretch in stretches], self.how):
+        sources = [self._source(parts, stretch) for stretch in stretches]
+        for number, tokens in translate(self.model, sources, self.search):
             stretch = stretches[number]
             # Byte pieces can spell a line break, which would turn one line into two.
             segments = [" ".join(text.split()) for text in self.tokenizer.segments(tokens)]
@@ -213,13 +214,13 @@ class Translations:
 
 
 def translate_corpus(
-    trained: TrainedTextModel, corpus: Corpus, how: Search = SEARCH, start: Start = silent
+    trained: TrainedTextModel, corpus: Corpus, search: Search = SEARCH, start: Start = silent
 ) -> Translations:
     """Translate the source side of a corpus like `nomax translate --split`, with --documents if the run has documents.
 
     The model's input does not depend on the target side.
     """
-    translator = Translator(trained.model, trained.tokenizer, how, whole=trained.config.documents)
+    translator = Translator(trained.model, trained.tokenizer, search, whole=trained.config.documents)
     sources = [[translator.segment(pair.source) for pair in document.pairs] for document in corpus.documents]
     translated = translator.translate(sources, start)
     segments = [text for texts in translated for text in texts]

@@ -6,7 +6,7 @@ B sentences, K beams: the hypotheses of a sentence that are still being extended
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -249,27 +249,12 @@ class CopyingCache:
         self.caches.reorder(rows)
 
 
-def sample(
-    model: ReLUFormer,
-    prompt: Tensor,
-    max_new: int,
-    *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int = 0,
-) -> list[list[int]]:
+def sample(model: ReLUFormer, prompt: Tensor, max_new: int, **settings: Any) -> list[list[int]]:
     """Continue each text of prompt [B, T] by at most max_new tokens, and return the new tokens, up to `end`.
 
-    All prompts have the same length, which may be 0, and do not contain the token `begin`.
-
-    temperature: divides the logits, from 1e-6 to 1e6; 0 takes the likeliest token.
-    top_k: choose only among this many likeliest tokens.
-    top_p: choose only among the likeliest tokens that together have at least this probability.
-    seed: the same seed gives the same texts.
+    All prompts have the same length, which may be 0, and do not contain the token `begin`. settings: as for `stream`.
     """
-    steps = stream(model, prompt, max_new, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    added = [step.unsqueeze(1) for step in steps]
+    added = [step.unsqueeze(1) for step in stream(model, prompt, max_new, **settings)]
     texts = torch.cat(added, 1).tolist() if added else [[] for _ in prompt]
     return [[token for token in text if token != model.config.padding] for text in texts]
 
@@ -285,7 +270,13 @@ def stream(
     top_p: float | None = None,
     seed: int = 0,
 ) -> Iterator[Tensor]:
-    """Yield the tokens of `sample` one at a time: the next of each text, [B], or padding for texts that have ended."""
+    """Yield the tokens of `sample` one at a time: the next of each text, [B], or padding for texts that have ended.
+
+    temperature: divides the logits, from 1e-6 to 1e6; 0 takes the likeliest token.
+    top_k: choose only among this many likeliest tokens.
+    top_p: choose only among the likeliest tokens that together have at least this probability.
+    seed: the same seed gives the same texts.
+    """
     config = model.config
     _check_sample(model, prompt, max_new, temperature, top_k, top_p)
     generator = torch.Generator(prompt.device).manual_seed(seed)

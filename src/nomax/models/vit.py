@@ -168,7 +168,7 @@ class ViTConfig:
 
     @property
     def has_class_token(self) -> bool:
-        """Whether there is a token besides the patches."""
+        """True if there is a token besides the patches."""
         return self.pool == "tok" if self.class_token is None else self.class_token
 
     @property

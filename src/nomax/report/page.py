@@ -15,7 +15,6 @@ import tyro
 import nomax
 from nomax import _figures, _files
 from nomax.console import Console
-from nomax.evaluate import terminal
 from nomax.report import results, words
 from nomax.report.sections import Judged, Section, Shown, anchors, section
 from nomax.study.claims import CLAIMS, GROUPS, HEADLINE
@@ -48,13 +47,10 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Return 0, or 2 if the page cannot be written."""
-    try:
-        if options.out.is_dir():
-            raise ValueError(f"--out {options.out} is a folder; give the name of a file, such as report.html in it.")
-        written = write(options.results, options.out)
-    except terminal.EXPECTED as error:
-        return terminal.print_error("report", error)
+    """Write the page."""
+    if options.out.is_dir():
+        raise ValueError(f"--out {options.out} is a folder; give the name of a file, such as report.html in it.")
+    written = write(options.results, options.out)
     for name in written.missing:
         print(f"nomax report: {name} is missing; the page shows the rest.", file=sys.stderr)
     size = f"{written.size / 1e6:.1f} MB" if written.size >= 1e6 else f"{written.size / 1e3:.0f} kB"

@@ -63,8 +63,8 @@ def check_device(device: str, here: bool = True) -> None:
         if here:
             torch.zeros(1, device=known).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        said = str(error).partition(". ")[0].partition("\n")[0]
-        raise ValueError(f"--device {device} cannot be used here: {said}. Give cpu, or leave it out.") from error
+        reason = str(error).partition(". ")[0].partition("\n")[0]
+        raise ValueError(f"--device {device} cannot be used here: {reason}. Give cpu, or leave it out.") from error
 
 
 @contextmanager

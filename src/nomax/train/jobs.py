@@ -42,11 +42,6 @@ class RunTask(Task[Batch], Protocol):
         ...
 
     @staticmethod
-    def command(config: Any) -> str:
-        """Return the command that trains it."""
-        ...
-
-    @staticmethod
     def result(config: Any, outcome: Outcome) -> dict[str, Any]:
         """Return the contents of result.json."""
         ...
@@ -131,10 +126,10 @@ def train(job: Job, world: World, stop: Stop, console: Console) -> int:
     return 0
 
 
-def exit_code(work: Callable[[], int], command: str) -> int:
-    """Do some work of a command and return its exit code: 1 after an error, which is printed to stderr."""
+def exit_code(action: Callable[[], int], command: str) -> int:
+    """Run part of a command and return its exit code: 1 after an error, which is printed to stderr."""
     try:
-        return work()
+        return action()
     except NonFiniteError as error:
         print(
             f"nomax {command}: {error}. It first appeared in {error.report['where']}. The batch is in "
@@ -171,8 +166,7 @@ def train_in_parallel(jobs: Sequence[Job], stop: Stop, console: Console) -> int:
     for code, job in zip(codes, jobs, strict=True):
         text = job.log.read_text().strip().splitlines()
         if code not in (0, 130, 143):
-            title = job.config.task_type().command(job.config)
-            print(f"nomax {title}: {job.folder} failed. The end of {job.log}:", file=sys.stderr)
+            print(f"nomax {job.config.command}: {job.folder} failed. The end of {job.log}:", file=sys.stderr)
             print("\n".join(text[-8:]), file=sys.stderr)
         elif text:
             console.print(text[-1])
@@ -220,8 +214,8 @@ def _in_process(job: Job, parent: int) -> None:
         sys.stdout = sys.stderr = log
         torch.set_num_threads(job.config.threads or 1)
         world = World(torch.device(resolve_device(job.config.device)))
-        work = partial(train, job, world, stop, Console(file=log))
-        code = exit_code(work, job.config.task_type().command(job.config))
+        action = partial(train, job, world, stop, Console(file=log))
+        code = exit_code(action, job.config.command)
     os._exit(code)
 
 

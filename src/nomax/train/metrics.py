@@ -4,8 +4,8 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 FILE = "metrics.jsonl"
@@ -81,9 +81,7 @@ class Metrics:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
         if self._board is not None:
             self._board.close()
@@ -126,5 +124,11 @@ def _board(folder: Path, step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
+        _say_that_tensorboard_is_missing()
         return None
     return SummaryWriter(str(folder), purge_step=step + 1)
+
+
+@cache  # once for all φ of a command
+def _say_that_tensorboard_is_missing() -> None:
+    print(f"nomax: TensorBoard is not installed, so the metrics are in {FILE} only.", file=sys.stderr)

@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
+from torch import nn
 
 import nomax
-from nomax import _files
+from nomax import _files, models
 from nomax.data import located
 from nomax.data.source import listed
+from nomax.train import checkpoints
 from nomax.train import config as configs
 from nomax.train.config import Config, LoopConfig
 
@@ -45,8 +47,8 @@ def check(
     if path.exists():
         new = replace(config, **_located(config))
         different = configs.differences(_spelled_as(configs.read(path, type(config)), new, folder), new)
-        different += _other_classes(_story(folder).get("classes"), classes)
-        began = _story(folder).get("text", {})
+        different += _other_classes(_record(folder).get("classes"), classes)
+        began = _record(folder).get("text", {})
         different += [
             f"the text of {split}: SHA-256 {began[split][:12]}… there, {digest[:12]}… now"
             for split, digest in (text or {}).items()
@@ -91,6 +93,8 @@ def claimed(folder: Path, config: LoopConfig, command: str = "") -> Iterator[Non
 
 def read(folder: Path, kind: type[Config]) -> Config:
     """Return the config of a run. Its data is where it was, or has moved together with the run folder."""
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{folder} is not the folder of a run: it has no config.json (nomax train … --out).")
     config = configs.read(folder / "config.json", kind)
     places: dict[str, Any] = {
         name: next((known for known in _candidates(place, folder) if _is_there(known)), place)
@@ -99,16 +103,29 @@ def read(folder: Path, kind: type[Config]) -> Config:
     return replace(config, **places)
 
 
+def model(folder: Path, make: Callable[[], nn.Module]) -> Any:
+    """Return the finished model of a run, or a new one with the weights of the newest checkpoint, in eval mode."""
+    if (folder / "model" / "config.json").is_file():  # written after the weights
+        return models.load(folder / "model")
+    state = checkpoints.newest(folder / "checkpoints")
+    if state is None:
+        raise FileNotFoundError(f"{folder} holds neither a model nor a checkpoint yet.")
+    place = folder / "checkpoints" / checkpoints.name(state["step"])
+    made = make()
+    models.hub.fill(made, state.get("average") or state["model"], str(place))
+    return made.eval()
+
+
 def note(folder: Path, **facts: Any) -> None:
     """Record the text or the classes that a run is trained with, for `check`, unless already recorded."""
-    story = _story(folder)
-    if not facts.keys() <= story.keys():
-        _files.write_json(folder / "run.json", {**story, **facts})
+    record = _record(folder)
+    if not facts.keys() <= record.keys():
+        _files.write_json(folder / "run.json", {**record, **facts})
 
 
 def classes(folder: Path) -> tuple[str, ...] | None:
     """Return the class names of an image run; old runs do not record them."""
-    names = _story(folder).get("classes")
+    names = _record(folder).get("classes")
     return None if names is None else tuple(names)
 
 
@@ -167,31 +184,31 @@ def cpu_flags() -> list[str]:
 
 
 def _write_down(folder: Path, config: LoopConfig, command: str) -> None:
-    path, story = folder / "config.json", folder / "run.json"
+    path, run = folder / "config.json", folder / "run.json"
     if not path.exists():
         place = str(folder.absolute())  # to which the places of its data are relative, if they move together
-        _files.write_json(story, {"seed": config.seed, "folder": place, **facts(command), "continued": []})
+        _files.write_json(run, {"seed": config.seed, "folder": place, **facts(command), "continued": []})
         _files.write(path, configs.to_json(replace(config, **_located(config))))
     elif result(folder) is None:
-        told = _story(folder)
-        told["continued"].append(facts(command))
-        _files.write_json(story, told)
+        record = _record(folder)
+        record["continued"].append(facts(command))
+        _files.write_json(run, record)
 
 
-def _story(folder: Path) -> dict[str, Any]:
+def _record(folder: Path) -> dict[str, Any]:
     """Return the contents of run.json."""
     path = folder / "run.json"
     advice = "It only tells how the run began: move it away, and the run goes on."
     try:
-        story = _files.read_json(path, advice)
+        record = _files.read_json(path, advice)
     except FileNotFoundError:
         return {"continued": []}
-    if not _is_story(story):
-        raise ValueError(f"{path} is damaged: it is not the story of a run. {advice}")
-    return dict(story)
+    if not _is_record(record):
+        raise ValueError(f"{path} is damaged: it is not the record of a run. {advice}")
+    return dict(record)
 
 
-def _is_story(content: Any) -> bool:
+def _is_record(content: Any) -> bool:
     if not isinstance(content, dict) or not isinstance(content.get("continued"), list):
         return False
     text, classes = content.get("text", {}), content.get("classes", [])
@@ -216,7 +233,7 @@ def _located(config: LoopConfig) -> dict[str, Any]:
 
 def _candidates(place: str, folder: Path) -> list[str]:
     """List where the data of a run may be: at its old path, or at its old position relative to the run folder."""
-    there, then = located(place), _story(folder).get("folder")
+    there, then = located(place), _record(folder).get("folder")
     if not isinstance(then, str) or not os.path.isabs(place):
         return [there]
     moved = [os.path.normpath(folder.absolute() / os.path.relpath(path, then)) for path in _paths(place)]

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from pictures import encoded, fill, picture
+from pictures import broken_folder, fill, picture
 from torch import Tensor
 
 from nomax.data.images import workers as pipeline
 from nomax.data.images.batches import Batch, Batches, batches, evaluation_batches, mixup_weight
-from nomax.data.images.folders import FolderSource
+from nomax.data.images.files import FolderSource
 from nomax.data.images.transforms import Augment, Evaluation
 from nomax.data.order import Order
 from nomax.data.source import ArraySource, DataError, part
@@ -151,14 +151,6 @@ def test_the_share_that_mixup_keeps_has_the_moments_of_beta(p: float) -> None:
     square = (kept - 0.5) ** 2
     error = 5 * square.std() / np.sqrt(len(square))
     assert abs(square.mean() - 1 / (4 * (2 * p + 1))) < error
-
-
-def broken_folder(tmp_path: Path) -> Path:
-    """Seven images, of which the third and the last are broken."""
-    fill(tmp_path, {"a": 4, "b": 3})
-    (tmp_path / "a" / "002.jpg").write_bytes(encoded(picture(0, 200, 200))[:999])
-    (tmp_path / "b" / "002.jpg").write_bytes(b"hello")
-    return tmp_path
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -16,7 +16,7 @@ from PIL import Image
 from nomax import _compat, data
 from nomax.cli import main
 from nomax.data.images import files
-from nomax.data.images.folders import FolderSource
+from nomax.data.images.files import FolderSource
 from nomax.data.source import DataError
 
 
@@ -32,8 +32,8 @@ def test_it_finds_what_torchvision_finds(tmp_path: Path) -> None:
     peer = ImageFolder(tmp_path / "train")
     source = FolderSource(tmp_path)
     assert list(source.classes) == peer.classes
-    found = [(source.name(index), int(source.labels[index])) for index in range(len(source))]
-    assert sorted(found) == sorted((str(path), label) for path, label in peer.samples)
+    samples = [(source.name(index), int(source.labels[index])) for index in range(len(source))]
+    assert sorted(samples) == sorted((str(path), label) for path, label in peer.samples)
     for index in range(len(source)):
         (number,) = (n for n, (path, _) in enumerate(peer.samples) if path == source.name(index))
         assert np.array_equal(np.asarray(source.image(index)), np.asarray(peer[number][0]))

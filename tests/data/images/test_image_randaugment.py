@@ -142,10 +142,10 @@ def test_every_operation_is_big_visions_at_every_level(name: str) -> None:
     pixels = image()
     for level in range(31):
         for sign in (1, -1) if name in SIGNED else (1,):
-            found, wanted = operation(pixels, name, level, sign, CENTRE), expected(name, level, sign, pixels)
+            result, wanted = operation(pixels, name, level, sign, CENTRE), expected(name, level, sign, pixels)
             sure = wanted >= 0
             assert sure.mean() > 0.9
-            assert np.array_equal(found[sure], wanted[sure]), (level, sign)
+            assert np.array_equal(result[sure], wanted[sure]), (level, sign)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -161,8 +161,8 @@ def test_one_plane_stands_for_three(name: str) -> None:
 def test_every_operation_gives_what_tensorflow_gave(key: str) -> None:
     """At 224 × 224, as tools/record_tensorflow.py wrote it down."""
     name, level, sign = key.split()
-    found = operation(image(224, 224), name, int(level), int(sign), tuple(GOLDEN["centre"]))
-    digest = hashlib.sha256(np.ascontiguousarray(found.transpose(1, 2, 0)).tobytes()).hexdigest()
+    result = operation(image(224, 224), name, int(level), int(sign), tuple(GOLDEN["centre"]))
+    digest = hashlib.sha256(np.ascontiguousarray(result.transpose(1, 2, 0)).tobytes()).hexdigest()
     assert digest[:16] == GOLDEN["operations"][key]
 
 
@@ -219,9 +219,9 @@ def test_operations_follow_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
         return pixels // 2 + 1
 
     monkeypatch.setattr(module, "operation", half)
-    found = randaugment(np.full((2, 3, 4, 4), 100, np.uint8), 3, 10, 0, np.arange(2))
-    assert (found == 14).all()  # 51, 26, 14
-    assert np.array_equal(randaugment(found, 0, 10, 0, np.arange(2)), found)
+    result = randaugment(np.full((2, 3, 4, 4), 100, np.uint8), 3, 10, 0, np.arange(2))
+    assert (result == 14).all()  # 51, 26, 14
+    assert np.array_equal(randaugment(result, 0, 10, 0, np.arange(2)), result)
 
 
 def test_the_images_given_are_not_changed() -> None:

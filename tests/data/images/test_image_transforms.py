@@ -105,9 +105,9 @@ def area(pixels: Pixels, across: int, down: int) -> npt.NDArray[np.float64]:
     return np.einsum("ajc,bj->abc", tall, shares(width, across), optimize=True)
 
 
-def truncated(values: npt.NDArray[np.float64], found: Pixels, slack: float) -> bool:
+def truncated(values: npt.NDArray[np.float64], pixels: Pixels, slack: float) -> bool:
     """Whether bytes are values without their fractions, but for what float32 makes of a place or a sum."""
-    return bool((found <= values + slack).all() and (found > values - 1 - slack).all())
+    return bool((pixels <= values + slack).all() and (pixels > values - 1 - slack).all())
 
 
 def test_without_antialiasing_training_cuts_off_tensorflows_bilinear() -> None:
@@ -139,10 +139,10 @@ def test_evaluation_averages_to_the_shorter_side_and_takes_the_centre(width: int
     left, top = (across - 224) // 2, (down - 224) // 2
     larger = area(np.asarray(image).reshape(height, width, channels), across, down)
     wanted = larger[top : top + 224, left : left + 224]
-    found = image_of(evaluation.resized(image, evaluation.box(width, height, 0, 0)))
-    assert found.shape == (224, 224, channels)
+    pixels = image_of(evaluation.resized(image, evaluation.box(width, height, 0, 0)))
+    assert pixels.shape == (224, 224, channels)
     # TensorFlow's edges are float32, so that a box may be off by 1e-4 of a pixel at the far side of a long image.
-    assert truncated(wanted, found, 0.02)
+    assert truncated(wanted, pixels, 0.02)
     pillow = np.asarray(image.resize((across, down), Image.Resampling.BOX)).reshape(down, across, channels)
     if factor != 0.5:
         assert np.abs(pillow[top : top + 224, left : left + 224] - wanted).max() > 20  # this would show a box filter
@@ -154,8 +154,8 @@ def test_images_are_resized_to_the_bits_of_tensorflow(key: str) -> None:
     crop, width, height = key.split()
     evaluation = Evaluation(224, crop, antialias=False)  # type: ignore[arg-type]
     image = pattern(int(width), int(height))
-    found = image_of(evaluation.resized(image, evaluation.box(*image.size, 0, 0)))
-    assert hashlib.sha256(np.ascontiguousarray(found).tobytes()).hexdigest()[:16] == GOLDEN["resized"][key]
+    pixels = image_of(evaluation.resized(image, evaluation.box(*image.size, 0, 0)))
+    assert hashlib.sha256(np.ascontiguousarray(pixels).tobytes()).hexdigest()[:16] == GOLDEN["resized"][key]
 
 
 @settings(max_examples=50, deadline=None)
@@ -164,17 +164,17 @@ def test_an_image_of_one_colour_keeps_it_to_a_level(width: int, height: int, val
     """TensorFlow's weights do not quite sum to one, and then the fraction is cut off."""
     image = Image.new("L", (width, height), value)
     for evaluation in (Evaluation(size, channels=1), Evaluation(size, "square", 1, antialias=False)):
-        found = evaluation.resized(image, evaluation.box(width, height, 0, 0)).astype(int)
-        assert found.shape == (1, size, size)
-        assert {*np.unique(found).tolist()} <= {value, value - 1 if evaluation.crop == "small" else value}
+        pixels = evaluation.resized(image, evaluation.box(width, height, 0, 0)).astype(int)
+        assert pixels.shape == (1, size, size)
+        assert {*np.unique(pixels).tolist()} <= {value, value - 1 if evaluation.crop == "small" else value}
 
 
 def test_probes_resize_to_a_square_and_take_the_centre() -> None:
     image = picture(1, 500, 375)
     probe = Evaluation(224, "square")
     expected = np.asarray(image.resize((256, 256), Image.Resampling.BILINEAR).crop((16, 16, 240, 240))).astype(int)
-    found = image_of(probe.resized(image, probe.box(500, 375, 0, 0))).astype(int)
-    assert np.abs(found - expected).max() <= 1  # both round, on grids that float32 places differently
+    pixels = image_of(probe.resized(image, probe.box(500, 375, 0, 0))).astype(int)
+    assert np.abs(pixels - expected).max() <= 1  # both round, on grids that float32 places differently
 
 
 def test_other_sizes_keep_the_proportion_of_256_to_224() -> None:

@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
-from pictures import encoded, fill, picture
+from pictures import broken_folder, fill
 
 from nomax.data.images.batches import batches, evaluation_batches
-from nomax.data.images.folders import FolderSource
+from nomax.data.images.files import FolderSource
 from nomax.data.images.transforms import Augment
 from nomax.data.order import Order
 from nomax.data.source import DataError
@@ -28,16 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fill(tmp_path_factory.mktemp("images"), {"a": 4, "b": 3, "c": 4})
 
 
-def broken_folder(tmp_path: Path) -> Path:
-    """Seven images, of which the third and the last are broken."""
-    fill(tmp_path, {"a": 4, "b": 3})
-    (tmp_path / "a" / "002.jpg").write_bytes(encoded(picture(0, 200, 200))[:999])
-    (tmp_path / "b" / "002.jpg").write_bytes(b"hello")
-    return tmp_path
-
-
 def children() -> set[int]:
-    found = set()
+    processes = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -45,8 +37,8 @@ def children() -> set[int]:
             except (FileNotFoundError, ProcessLookupError):
                 continue
             if parent == os.getpid():
-                found.add(int(entry.name))
-    return found
+                processes.add(int(entry.name))
+    return processes
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
@@ -116,7 +108,7 @@ import sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell takes away from what runs in its background
 
 from nomax.data.images.batches import batches
-from nomax.data.images.folders import FolderSource
+from nomax.data.images.files import FolderSource
 from nomax.data.order import Order
 from nomax.data.images.transforms import Augment
 

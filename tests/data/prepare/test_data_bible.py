@@ -102,8 +102,8 @@ def test_verses_come_in_the_order_of_pyswords_index(tmp_path) -> None:
     from pysword.books import BibleStructure
 
     structure = BibleStructure("nrsva")
-    found = bible.read(bible_packages(tmp_path)["sword-text-web"], "nrsva")
-    order = [verse for verse, words in found.items() if words]
+    verses = bible.read(bible_packages(tmp_path)["sword-text-web"], "nrsva")
+    order = [verse for verse, words in verses.items() if words]
     assert order == [(book, chapter, verse) for _, book, chapter, verse in sorted_as(ENGLISH, structure)]
 
 

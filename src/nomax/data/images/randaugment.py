@@ -109,15 +109,15 @@ def _table(values: npt.NDArray[np.int64]) -> Bytes:
     return values.astype(np.uint8)
 
 
-def _blend(one: Bytes, other: Bytes, factor: float) -> Bytes:
-    """Go from `one` (factor 0) to `other` (factor 1) and beyond; fractions are cut off, not rounded."""
+def _blend(start: Bytes, end: Bytes, factor: float) -> Bytes:
+    """Go from `start` (factor 0) to `end` (factor 1) and beyond; fractions are cut off, not rounded."""
     if factor == 1:
-        return other
-    start = one.astype(np.float32)
-    mixed = other.astype(np.float32)
-    mixed -= start
+        return end
+    low = start.astype(np.float32)
+    mixed = end.astype(np.float32)
+    mixed -= low
     mixed *= np.float32(factor)
-    mixed += start
+    mixed += low
     return np.clip(mixed, 0, 255, out=mixed).astype(np.uint8)
 
 

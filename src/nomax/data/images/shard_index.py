@@ -1,4 +1,4 @@
-"""The index of a tar shard: where each image lies in it and what its label is, so that any image is one read away.
+"""The index of a tar shard: the place and label of each image, so that a single read gets any of them.
 
 The index is made once and kept beside the shard, or in the cache if that folder cannot be written to. It holds for the
 size and the modification time that the shard had.
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from nomax._files import atomic
 from nomax.data import tar
 from nomax.data.images import files
-from nomax.data.images.folders import Strings
+from nomax.data.images.files import Strings
 from nomax.data.registry import cache_folder, make_folder
 from nomax.data.source import DataError, npy_header
 
@@ -37,7 +37,7 @@ _STRINGS, _NUMBERS = ("names", "texts", "problems"), ("offsets", "sizes", "label
 
 @dataclass(frozen=True)
 class Index:
-    """The labelled images of one tar file, in the order in which they lie there, and what is wrong with the rest."""
+    """The labelled images of one tar file, in the order of the file, and the problems with the rest."""
 
     names: Strings  # of the images, as the tar file has them
     offsets: npt.NDArray[np.int64]
@@ -163,7 +163,7 @@ class _Sample:
 
 
 class _Problems(list[str]):
-    """The first problems; a shard of nothing else must not fill the memory."""
+    """The first problems only, so that a shard full of them does not fill the memory."""
 
     more = 0
 
@@ -247,7 +247,7 @@ def _members(shard: Path, file: BinaryIO, size: int, problems: list[str]) -> Ite
 
 
 def _refusal(member: tar.Member, extension: str) -> str | None:
-    """Return why a member is not used, or None. Nothing is ever unpacked, but such names mean harm to whoever would."""
+    """Return why a member is not used, or None. Nothing is ever unpacked, but such names would harm whoever does."""
     if len(os.fsencode(member.name)) > LONGEST_NAME:
         return f"has a name of more than {LONGEST_NAME} bytes."
     path = PurePosixPath(member.name)

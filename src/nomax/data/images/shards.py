@@ -1,4 +1,4 @@
-"""WebDataset tar shards with random access: the way to data sets of many millions of images."""
+"""WebDataset tar shards with random access, for data sets of many millions of images."""
 
 import json
 import math
@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
-from nomax.console import Console, Progress
+from nomax.console import Console, counting
 from nomax.data.images import files, shard_index
-from nomax.data.images.folders import KNOWN, Problems, split_names
+from nomax.data.images.files import KNOWN, Problems, split_names
 from nomax.data.images.shard_index import Index
 from nomax.data.order import Integers
 from nomax.data.source import DataError
@@ -104,7 +103,7 @@ class ShardSource:
         return bisect_right(self._starts, index) - 1
 
     def _file(self, shard: int) -> int:
-        """Return the shard's file; the few that were used last stay open."""
+        """Return the shard's file descriptor; those used last stay open."""
         if shard not in self._files:
             if len(self._files) >= OPEN_FILES:
                 os.close(self._files.popitem(last=False)[1])
@@ -192,8 +191,7 @@ def _indexes(tars: Sequence[Path]) -> list[Index]:
     indexes = {tar: saved for tar in tars if (saved := shard_index.saved_index(tar)) is not None}
     missing = [tar for tar in tars if tar not in indexes]
     if missing:
-        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        with counting(Console(stderr=True)) as progress:
             task = progress.add_task(f"Indexing {len(missing):,} shards", total=len(missing))
             for tar, index in zip(missing, _build(missing), strict=True):
                 indexes[tar] = index
@@ -236,7 +234,7 @@ def _read_classes(folder: Path) -> tuple[str, ...] | None:
 
 
 def _numbers(tars: Sequence[Path], indexes: Sequence[Index]) -> tuple[str, ...]:
-    """Without a list of classes, every label must be a number, and the classes are named after the numbers."""
+    """Name the classes after their labels, which must all be numbers if there is no list of classes."""
     largest = -1
     for tar, index in zip(tars, indexes, strict=True):
         for text in index.texts:

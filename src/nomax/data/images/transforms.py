@@ -1,4 +1,4 @@
-"""The paper's preprocessing: what is done to an image before a model sees it, in training and in evaluation.
+"""The paper's preprocessing of images, for training and for evaluation.
 
 Randomness is addressed by (seed, position): the same image at the same position of a run gets the same crop, flip and
 augmentation in every worker, on every rank and after every resume. Pixels are bytes here; a batch becomes float32 in
@@ -42,18 +42,18 @@ class Augment:
     """inception: a random part of the image, resized; resize: the whole image, its aspect not kept; pad: moved by up to
     an eighth, mirrored at the borders; none: as it is. For the last two, images must have the right size."""
     flip: bool = True
-    """Mirror images left to right, each with probability one half."""
+    """Mirror half of the images, at random, left to right."""
     randaug: tuple[int, int] | None = None
     """RandAugment: how many operations, and their level from 0 to 30 on the scale of big_vision."""
     channels: int = 3
     """3: RGB, grey images are repeated; 1: grey."""
     area: tuple[float, float] = (0.05, 1.0)
-    """Least and largest share of the image that an inception crop takes."""
+    """Smallest and largest share of the image that an inception crop takes."""
     antialias: bool = True
     """Average over all pixels when shrinking, and round, as Pillow and torchvision do. False: interpolate between four
     and cut off fractions, as TensorFlow did for the paper."""
     draft: bool = True
-    """Let JPEGs that are to be shrunk to half or less be decoded at a fraction of their size, which is faster."""
+    """Decode JPEGs that are to be shrunk to half or less at a fraction of their size, which is faster."""
 
     def __post_init__(self) -> None:
         _check(self, ("inception", "resize", "pad", "none"))
@@ -94,7 +94,7 @@ class Augment:
         return result[0].numpy()
 
     def finish(self, pixels: Bytes, seed: int, positions: npt.NDArray[np.int64]) -> Bytes:
-        """Do all that comes after decoding and resizing, on a batch [n, channels, size, size]."""
+        """Apply what comes after decoding and resizing to a batch [n, channels, size, size]."""
         if self.crop == "pad":
             pixels = _moved(pixels, uniform(seed, CROP, positions[:, None], np.arange(2)))
         if self.flip:
@@ -222,7 +222,7 @@ def _check(transform: Transform, crops: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True)
 class _Axis:
-    """The places of a line that each pixel of the result is made of, and their weights, both [pixels, places]."""
+    """The places in a line that make up each pixel of the result, and their weights, both [pixels, places]."""
 
     places: npt.NDArray[np.int64]
     weights: Floats

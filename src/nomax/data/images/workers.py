@@ -1,4 +1,4 @@
-"""Reading, decoding, cropping and augmenting images, in this process or in workers: from requests to bytes."""
+"""Read, decode, crop and augment images, in this process or in workers: from requests to bytes."""
 
 import logging
 import os
@@ -30,7 +30,7 @@ log = logging.getLogger("nomax.data")
 
 @dataclass(frozen=True)
 class Request:
-    """Images to make: their positions in the run, on which their randomness depends, and numbers in the source."""
+    """Images to make: their positions in the run, which address their randomness, and their indices in the source."""
 
     step: int
     positions: Integers
@@ -175,7 +175,7 @@ def _in_worker(worker: int) -> None:
 
 
 def _unless_parent_hung_up(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Report an error, unless it is that a parent stopped by Ctrl-C left in the middle of taking over a batch."""
+    """Report an error, unless it is that a parent, stopped by Ctrl-C, hung up while it received a batch."""
     if not issubclass(kind, EOFError | ConnectionError):
         sys.__excepthook__(kind, error, trace)
 

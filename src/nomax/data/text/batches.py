@@ -1,4 +1,4 @@
-"""Examples, which a model is shown whole, and padded batches of them.
+"""Examples, each of which a model sees whole, and padded batches of them.
 
 An example is a pair, or a stretch of documents that were cut and joined to a length in tokens. Which examples a step
 shows is a function of seed and step alone: a run resumes from its step, and all ranks together show the same batch for
@@ -32,7 +32,7 @@ ROUNDING = 4  # tokens
 
 @dataclass(frozen=True)
 class Example:
-    """Tokens of a source and its target, without begin and end; where they hold several pairs, separated by 4."""
+    """Tokens of a source and its target, without begin and end; several pairs are separated by the token 4."""
 
     source: Tokens
     """Empty for a language model."""
@@ -165,7 +165,7 @@ class TokenOrder:
     tokens_per_batch: int
     seed: int = 0
     shuffle: bool = True
-    """Every epoch in another order; else the longest come first."""
+    """Reorder every epoch; otherwise the longest examples come first."""
     _rounded: Integers = field(init=False, repr=False)
     _starts: Integers = field(init=False, repr=False)
 
@@ -194,12 +194,12 @@ class TokenOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number of batches in which every example comes once."""
+        """The number of batches that show every example once."""
         return len(self._starts) - 1
 
     @property
     def fewest(self) -> int:
-        """The number of examples in the smallest batch: at most so many ranks can share it."""
+        """The number of examples in the smallest batch, and so the most ranks that can share it."""
         return int(np.diff(self._starts).min())
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Integers:
@@ -256,9 +256,9 @@ class TextBatch:
     source: "Tensor | None"  # int64 [B, S]: tokens, end; None for a language model
     target: "Tensor"  # int64 [B, T+1]: begin, tokens, end; the model sees [:, :-1] and learns [:, 1:]
     numbers: tuple[int, ...]
-    """The numbers of the examples."""
+    """The indices of the examples."""
     tokens: int
-    """Target tokens that are learned at this step, over all ranks: what to divide summed losses by."""
+    """Target tokens of this step, over all ranks, by which to divide summed losses."""
 
 
 def batches(
@@ -287,7 +287,7 @@ def batches(
 def evaluation_batches(
     examples: Sequence[Example], tokens_per_batch: int, *, device: "torch.device | str" = "cpu"
 ) -> Iterator[TextBatch]:
-    """Make batches of every example once, the longest first; `numbers` serves to put results back into order."""
+    """Make batches of every example once, the longest first; `numbers` puts results back into order."""
     order = TokenOrder([example.length for example in examples], tokens_per_batch, shuffle=False)
     for step in range(order.steps_per_epoch):
         numbers = [int(number) for number in order.batch(step)]

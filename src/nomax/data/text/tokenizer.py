@@ -24,13 +24,13 @@ class SizeError(ValueError):
     def __init__(self, message: str, nearest: int):
         super().__init__(message)
         self.nearest = nearest
-        """The nearest size that the text does give."""
+        """The nearest size that it does yield."""
 
 
 class Tokenizer:
-    """Text to numbers and back. 0 is padding, 1 begin, 2 end, 3 unknown, 4 separates the segments of a document.
+    """Convert text to numbers and back. 0 is padding, 1 begin, 2 end, 3 unknown, 4 separates segments of a document.
 
-    What it did not see in training it spells in bytes, so that decode(encode(text)) is the text with single spaces.
+    It spells what it did not see in training in bytes, so decode(encode(text)) is the text with single spaces.
     Only ▁, which is how sentencepiece spells a space, becomes a low line.
     """
 

@@ -182,7 +182,7 @@ def _jobs(options: Any, command: str) -> list[Job]:
 
 
 def _load(config: TextConfig, languages: tuple[str, ...] | None) -> Corpora:
-    train = text_data.load(config.data, "train", config.task, languages)
+    train = text_data.load_corpus(config.data, "train", config.task, languages)
     config = replace(config, languages=train.languages[: len(config.languages)])
     try:
         return Corpora(train, text_data.of_run(config, "valid"))

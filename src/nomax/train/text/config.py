@@ -76,6 +76,11 @@ class TextConfig(LoopConfig):
         return TextTask
 
     @property
+    def command(self) -> str:
+        """The `nomax` command that trains such a config."""
+        return f"train {self.task}"
+
+    @property
     def stages(self) -> dict[int, int]:
         """Return the longest example in tokens by first step: 128, 256, … for equal numbers of steps, then all."""
         shorter: list[int] = []

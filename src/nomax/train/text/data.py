@@ -43,7 +43,7 @@ class Corpora:
         return learned(self.train, size, self.digests["train"])
 
 
-def load(data: str, split: str, task: str = "translate", languages: tuple[str, ...] | None = None) -> Corpus:
+def load_corpus(data: str, split: str, task: str = "translate", languages: tuple[str, ...] | None = None) -> Corpus:
     """Load one split of a data set. For a language model both sides of a pair are the same text.
 
     A language model also reads plain text: a file, or a folder with train.txt, valid.txt and test.txt, in which an
@@ -70,8 +70,8 @@ def of_run(config: "TextConfig", split: str) -> Corpus:
     """Load one split of a run's data."""
     if split == "valid" and config.valid:
         split = split if has_splits(config.valid) else "all"
-        return load(config.valid, split, config.task, config.languages)
-    return load(config.data, split, config.task, config.languages)
+        return load_corpus(config.valid, split, config.task, config.languages)
+    return load_corpus(config.data, split, config.task, config.languages)
 
 
 def has_test(config: "TextConfig") -> bool:

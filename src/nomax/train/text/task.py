@@ -17,7 +17,7 @@ from nomax.data.text.batches import TextBatch, batches, evaluation_batches
 from nomax.models import ReLUFormer
 from nomax.models.hub import VOCABULARY, vocabulary_digest
 from nomax.ops.rowwise import cross_entropy
-from nomax.train import checkpoints, run_folder
+from nomax.train import run_folder
 from nomax.train.console import display_name, perplexity
 from nomax.train.text import data as text_data
 from nomax.train.text.config import TextConfig
@@ -105,11 +105,6 @@ class TextTask:
         examples, order = self.stages[max(start for start in self.stages if start <= step)]
         numbers = order.batch(step).tolist()
         return {"indices": numbers, "names": [examples[number].name for number in numbers]}
-
-    @staticmethod
-    def command(config: TextConfig) -> str:
-        """Return the command that trains it."""
-        return f"train {config.task}"
 
     @staticmethod
     def result(config: TextConfig, outcome: "Outcome") -> dict[str, Any]:
@@ -208,22 +203,11 @@ def load_text_run(folder: str | Path) -> tuple[ReLUFormer, Tokenizer, TextConfig
     This is the finished model, or that of the newest checkpoint.
     """
     folder = Path(folder)
-    if not (folder / "config.json").is_file():
-        raise FileNotFoundError(
-            f"{folder} is not the folder of a run: it has no config.json (nomax train translate --out)."
-        )
     config = run_folder.read(folder, TextConfig)
     if not (folder / VOCABULARY).exists():
         raise FileNotFoundError(f"{folder} has no {VOCABULARY}: without its vocabulary a model says nothing.")
     tokenizer = text_data.vocabulary(config, folder)
-    if (folder / "model" / "config.json").is_file():  # written after the weights
-        model = models.load(folder / "model")
+    model = run_folder.model(folder, lambda: ReLUFormer.from_config(config.model))
+    if (folder / "model" / "config.json").is_file():
         tokenizer.check(model.config.vocabulary, vocabulary_digest(folder / "model"), str(folder / "model"))
-        return model, tokenizer, config
-    state = checkpoints.newest(folder / "checkpoints")
-    if state is None:
-        raise FileNotFoundError(f"{folder} holds neither a model nor a checkpoint yet.")
-    model = ReLUFormer.from_config(config.model)
-    place = folder / "checkpoints" / checkpoints.name(state["step"])
-    models.hub.fill(model, state.get("average") or state["model"], str(place))
-    return model.eval(), tokenizer, config
+    return model, tokenizer, config

@@ -12,7 +12,7 @@ from nomax.train.config import settle
 from nomax.train.console import slug
 from nomax.train.jobs import Job
 from nomax.train.vision.config import AUGMENTATIONS, RECIPES, VisionConfig, for_images
-from nomax.train.vision.task import load
+from nomax.train.vision.task import load_images
 
 TITLE = "train vit"
 MODEL = {
@@ -108,7 +108,7 @@ def configure(options: Any, phi: str, images: Source) -> VisionConfig:
 
 def _jobs(options: Any, command: str) -> list[Job]:
     places = cli.places(options, _named(options))
-    images = load(options.data, options.on_error or "raise", options.held_out or 0.0)
+    images = load_images(options.data, options.on_error or "raise", options.held_out or 0.0)
     wanted = [
         Job(configure(options, phi, images[0]), folder, command, options.tensorboard, images) for phi, folder in places
     ]

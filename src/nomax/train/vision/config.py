@@ -46,6 +46,8 @@ class VisionConfig(LoopConfig):
     workers: int = 0
     """Processes that prepare images; 0 prepares them in the training process. Can change on resume."""
 
+    command: ClassVar[str] = "train vit"
+
     @staticmethod
     def task_type() -> "type[RunTask[Any]]":
         """Return the task that trains such a config."""

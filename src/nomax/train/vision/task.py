@@ -18,7 +18,7 @@ from nomax.data.images.shards import ShardSource
 from nomax.data.order import Order
 from nomax.data.source import DataError, part
 from nomax.models import Preprocessing, ViT, ViTConfig
-from nomax.train import checkpoints, run_folder
+from nomax.train import run_folder
 from nomax.train.vision import diagnostics
 from nomax.train.vision.config import VisionConfig
 
@@ -61,7 +61,7 @@ class VisionTask:
         """Start or resume the run in a folder; `images`, if already loaded."""
         if config.diagnose and config.distribute == "fsdp" and world.size > 1:
             raise ValueError("diagnose looks into whole models: use --distribute ddp with it, or --diagnose 0.")
-        train, test = images or load(config.data, config.on_error, config.held_out)
+        train, test = images or load_images(config.data, config.on_error, config.held_out)
         run_folder.check(folder, config, classes=train.classes)
         if world.leads:
             run_folder.note(folder, classes=list(train.classes))
@@ -141,11 +141,6 @@ class VisionTask:
         return {"positions": positions.tolist(), "indices": indices.tolist(), "names": names}
 
     @staticmethod
-    def command(config: VisionConfig) -> str:
-        """Return the command that trains it."""
-        return "train vit"
-
-    @staticmethod
     def result(config: VisionConfig, outcome: "Outcome") -> dict[str, Any]:
         """Return the contents of result.json."""
         return {
@@ -195,7 +190,7 @@ class VisionTask:
         return f"{predict}, nomax probe {names} (few-shot accuracy), or nomax.train.load_run({str(folders[0])!r})"
 
 
-def load(name: str, on_error: str = "raise", held_out: float = 0.0) -> Images:
+def load_images(name: str, on_error: str = "raise", held_out: float = 0.0) -> Images:
     """Load the training images of a data set, and its test images or a held-out share of the training images."""
     train = data.load(name, "train", on_error=on_error, held_out=held_out)
     try:
@@ -224,15 +219,6 @@ def described(config: VisionConfig, classes: Sequence[str] | None) -> ViTConfig:
 def load_run(folder: str | Path) -> tuple[ViT, VisionConfig]:
     """Return the model of a run, in eval mode, and its config: the finished model, or that of the newest checkpoint."""
     folder = Path(folder)
-    if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"{folder} is not the folder of a run: it has no config.json (nomax train vit --out).")
     config = run_folder.read(folder, VisionConfig)
-    if (folder / "model" / "config.json").is_file():  # written after the weights
-        return models.load(folder / "model"), config
-    state = checkpoints.newest(folder / "checkpoints")
-    if state is None:
-        raise FileNotFoundError(f"{folder} holds neither a model nor a checkpoint yet.")
-    model = ViT.from_config(described(config, run_folder.classes(folder)))
-    place = folder / "checkpoints" / checkpoints.name(state["step"])
-    models.hub.fill(model, state.get("average") or state["model"], str(place))
-    return model.eval(), config
+    model = run_folder.model(folder, lambda: ViT.from_config(described(config, run_folder.classes(folder))))
+    return model, config

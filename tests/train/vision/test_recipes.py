@@ -20,7 +20,7 @@ from nomax.train.loop import train
 from nomax.train.text import config as text_config
 from nomax.train.vision.command import Options, configure
 from nomax.train.vision.config import AUGMENTATIONS, RECIPES, i1k, i21k, small
-from nomax.train.vision.task import VisionTask, load
+from nomax.train.vision.task import VisionTask, load_images
 
 
 @pytest.mark.parametrize("recipe", [i1k, i21k])
@@ -64,8 +64,8 @@ TABLE = {
 
 @pytest.mark.parametrize("variant", TABLE)
 def test_augmentation_follows_the_configurations_tables(variant):
-    found = tuple((config.mixup, config.augment.randaug) for config in (i1k(variant), i21k(variant)))
-    assert found == TABLE[variant]
+    settings = tuple((config.mixup, config.augment.randaug) for config in (i1k(variant), i21k(variant)))
+    assert settings == TABLE[variant]
 
 
 def test_any_setting_can_be_chosen_by_name():
@@ -85,7 +85,7 @@ def test_epochs_are_rounded_to_steps_as_big_vision_does(epochs, images, batch_si
 
 @pytest.mark.parametrize("steps", [1, 4, 5, 100, 2499, 2500, 4700, 10**6])
 def test_the_warm_up_follows_the_steps_up_to_the_recipes_own(tmp_path, steps):
-    train, _ = load(tiny_images.write(tmp_path / "data"))
+    train, _ = load_images(tiny_images.write(tmp_path / "data"))
     config = configure(Options(steps=steps), "relu/L", train)
     assert config.warmup == min(500, steps // 5)
     assert configure(Options(steps=steps, warmup=0), "relu/L", train).warmup == 0
@@ -114,9 +114,9 @@ def test_a_configuration_comes_back_from_its_file_unchanged(tmp_path, recipe):
     config = replace(recipe(), steps=20_000)
     config.check()
     (tmp_path / "config.json").write_text(configs.to_json(config))
-    found = configs.read(tmp_path / "config.json", VisionConfig)
-    assert found == config
-    assert configs.differences(found, config) == []
+    restored = configs.read(tmp_path / "config.json", VisionConfig)
+    assert restored == config
+    assert configs.differences(restored, config) == []
 
 
 @pytest.mark.parametrize("place", ["", "model", "augment"])
@@ -132,7 +132,7 @@ def test_an_unknown_field_is_refused_wherever_it_is(tmp_path, place):
 # kernels, torch without AVX and MKL in its compatible mode the curves moved by 1e-7. Pillow versions may differ in the
 # last bit of a pixel. Of the changes that must show, 2 % of the learning rate moves them by 5e-4, and 0.99 for Adam's
 # second beta by 1e-4 to 3e-4. (Weight decay is too slow for 20 steps, 1e-5, and has a test of its own.)
-# To write the curves again, after a change that is meant: .venv/bin/python tests/train/test_recipes.py
+# To write them again, after an intended change: PYTHONPATH=tests .venv/bin/python tests/train/vision/test_recipes.py
 GOLDEN = Path(__file__).with_name("golden")
 CASES = {"small": ("nano/4", "relu/L"), "i1k": ("B/32", "relu/L"), "i21k": ("L/16", "softmax")}
 
@@ -155,7 +155,7 @@ def curve(name, folder):
         threads=1,
     )
     bar = Bar("golden", config.steps, "images", Console(quiet=True), show=False)
-    train(VisionTask(config, *load(data)), config, folder / "run", World(torch.device("cpu")), Stop(), bar)
+    train(VisionTask(config, *load_images(data)), config, folder / "run", World(torch.device("cpu")), Stop(), bar)
     return [line["loss"] for line in metrics.read(folder / "run") if "loss" in line]
 
 

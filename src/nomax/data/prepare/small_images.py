@@ -1,16 +1,24 @@
-"""MNIST, Fashion-MNIST and CIFAR-10: small images of ten classes that packages carry as whole arrays."""
+"""Small images of ten classes: MNIST, Fashion-MNIST and CIFAR-10, which packages carry as whole arrays.
+
+A part of Fashion-MNIST comes with nomax, and scikit-learn has digits: these need no download.
+"""
 
 import io
 import json
+import lzma
 import math
 import re
 import struct
+from functools import cache
+from importlib import import_module
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nomax.data.prepare.packages import Job, matching, unpack
+from nomax.data.source import ArraySource
 
 CLASSES = {
     "mnist": tuple("0123456789"),
@@ -20,6 +28,9 @@ CLASSES = {
     ),
     "cifar10": ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
 }
+BUNDLED = "bundled/fashion-mnist-small.npy.xz"  # which tools/bundle_fashion_mnist.py made
+BUNDLED_TRAIN = 10_000
+DIGITS_TRAIN = 1_297  # of 1,797: scikit-learn has no split, so the last 500 are the test images
 SIDE, BATCH = 32, 10_000  # of CIFAR-10: pixels of an image, and images of a batch
 
 _IDX_FILE = re.compile(r".*/(train|t10k)-(images|labels)[.-]idx[13]-ubyte(\.gz)?")
@@ -94,3 +105,34 @@ def _check(title: str, parts: dict[str, Any], needed: tuple[str, ...]) -> None:
 
 def _about(job: Job, train: int, total: int) -> dict[str, Any]:
     return {"classes": CLASSES[job.name], "splits": {"train": (0, train), "test": (train, total)}}
+
+
+def fashion_mnist_small(split: str) -> ArraySource:
+    """Load one split of the bundled part of Fashion-MNIST."""
+    images, labels = _arrays()
+    chosen = _split(BUNDLED_TRAIN)[split]
+    return ArraySource(
+        images[chosen].copy(), labels[chosen], CLASSES["fashion-mnist"], f"fashion-mnist-small ({split})"
+    )
+
+
+def digits(split: str) -> ArraySource:
+    """Load one split of scikit-learn's handwritten digits, of 8×8 pixels."""
+    try:
+        loaded = import_module("sklearn.datasets").load_digits()
+    except ImportError as error:
+        raise ImportError("digits come with scikit-learn: pip install scikit-learn") from error
+    chosen = _split(DIGITS_TRAIN)[split]
+    images = np.rint(loaded.images[chosen] * (255 / 16)).astype(np.uint8)  # scikit-learn has 0 … 16
+    return ArraySource(images, loaded.target[chosen], tuple("0123456789"), f"digits ({split})")
+
+
+def _split(train: int) -> dict[str, slice]:
+    return {"train": slice(0, train), "test": slice(train, None)}
+
+
+@cache
+def _arrays() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    with (files("nomax.data") / BUNDLED).open("rb") as packed, lzma.open(packed) as file:
+        images = np.lib.format.read_array(file, allow_pickle=False)
+        return images, np.lib.format.read_array(file, allow_pickle=False)

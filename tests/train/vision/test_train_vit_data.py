@@ -15,14 +15,9 @@ from nomax.cli import main
 from nomax.train import load_run
 from nomax.train.distributed import World
 from nomax.train.vision.command import Options, run
-from nomax.train.vision.task import VisionTask, load
+from nomax.train.vision.task import VisionTask, load_images
 
 SMALL = {"tensorboard": False, "threads": 1, "batch_size": 8, "model": "mu/8", "warmup": 1}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return tiny_images.write(tmp_path_factory.mktemp("data") / "tiny")
 
 
 OWN = ["--model", "mu/8", "--batch-size", "8", "--steps", "4", "--threads", "1", "--no-tensorboard"]
@@ -42,17 +37,17 @@ def test_a_folder_without_a_test_split_trains_with_a_share_held_out(tmp_path, ow
     assert main([*words, "--held-out", "0.3"]) == 0
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     _, config = load_run(tmp_path / "run")
-    task = VisionTask(config, *load(str(own), "raise", 0.3))
+    task = VisionTask(config, *load_images(str(own), "raise", 0.3))
     shown = {name for step in range(4) for name in task.describe(step)["names"]}
     held_out = {task.test.name(index) for index in range(len(task.test))}
     assert config.held_out == 0.3
     assert shown
     assert not shown & held_out
-    assert main(["evaluate", str(tmp_path / "run"), "--output", str(tmp_path / "found.json")]) == 0
-    (found,) = json.loads((tmp_path / "found.json").read_text())["results"]
-    assert found["accuracy"] == {
+    assert main(["evaluate", str(tmp_path / "run"), "--output", str(tmp_path / "results.json")]) == 0
+    (evaluated,) = json.loads((tmp_path / "results.json").read_text())["results"]
+    assert evaluated["accuracy"] == {
         "accuracy": result["test_accuracy"],
-        "right": found["accuracy"]["right"],
+        "right": evaluated["accuracy"]["right"],
         "images": len(held_out),
     }
     saved = ["evaluate", str(tmp_path / "run" / "model"), "--data", str(own), "--output", str(tmp_path / "saved.json")]
@@ -66,7 +61,7 @@ def test_a_folder_without_a_test_split_trains_with_a_share_held_out(tmp_path, ow
 
 def batches_of(folder, steps):
     _, config = load_run(folder)
-    task = VisionTask(config, *load(config.data, config.on_error, config.held_out))
+    task = VisionTask(config, *load_images(config.data, config.on_error, config.held_out))
     return task, [batch for batch, _ in zip(task.batches(0, World(torch.device("cpu"))), range(steps), strict=False)]
 
 
