@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from study_rows import SETUP, grid
+from made_results import SETUP, grid
 
 from nomax import data, study
 from nomax.study import STUDIES, setup
@@ -173,9 +173,9 @@ def test_the_named_setups_give_runs_that_can_start(setup: str) -> None:
 def test_the_learning_rates_of_a_day_are_those_that_did_best_in_the_published_trials() -> None:
     rate = study.load("rate")
     published = json.loads((Path(__file__).parents[2] / "results" / "rate" / "runs.json").read_text())
-    rows = [Result.from_dict(row) for row in published]
-    assert all(row.trial for row in rows)
-    best = rate.best_rates(rate.trials(rows))
+    results = [Result.from_dict(result) for result in published]
+    assert all(result.trial for result in results)
+    best = rate.best_rates(rate.trials(results))
     assert {"softmax", "relu/L", "relu"} <= best.keys()
     assert SETUPS["day"].lr == best["softmax"]
     assert {phi: SETUPS["day"].own_rate(phi) for phi in best} == best

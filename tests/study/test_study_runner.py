@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import tiny_images
-from toy_study import grid, row
+from toy_study import grid, result
 
 from nomax.console import Console
 from nomax.study.engine import runner
@@ -217,9 +217,9 @@ def test_shards_are_a_partition_that_does_not_change_when_the_grid_grows(runs):
 def test_times_are_estimated_from_finished_runs_of_the_same_model_or_of_any(runs):
     run = runs[0]
     assert Estimate().seconds(run) == pytest.approx(START + run.flops / FLOP_PER_SECOND)
-    other = row(variant="nano/4", seconds=50.0, train_flops=run.flops)
+    other = result(variant="nano/4", seconds=50.0, train_flops=run.flops)
     assert Estimate([other]).seconds(run) == pytest.approx(START + 50)
-    same = [row(variant="mu/8", seconds=seconds, train_flops=run.flops) for seconds in (1.0, 8.0, 1000.0)]
+    same = [result(variant="mu/8", seconds=seconds, train_flops=run.flops) for seconds in (1.0, 8.0, 1000.0)]
     assert Estimate([other, *same]).seconds(run) == pytest.approx(START + 8)
     assert Estimate([other, *same]).seconds(run, 0.25) == pytest.approx(START + 2)
     assert Estimate([replace(other, status="diverged")]).seconds(run) == Estimate().seconds(run)
@@ -318,10 +318,10 @@ def test_two_processes_share_a_store_and_one_that_is_killed_is_replaced(tiny, st
     os.killpg(first.pid, signal.SIGKILL)
     first_said, said = first.communicate()[0], second.communicate()[0]
     assert second.returncode == 0, said
-    rows = store.results()
-    assert len(rows) == 3
-    assert {found.status for found in rows} == {"done"}
-    for found in rows:
+    results = store.results()
+    assert len(results) == 3
+    assert {found.status for found in results} == {"done"}
+    for found in results:
         steps = [line["step"] for line in metrics.read(store.folder(found.key)) if "loss" in line]
         assert steps == list(range(1, STEPS + 1))
     # Nobody did a run that was done or held by the other: only the killed one was started a second time.

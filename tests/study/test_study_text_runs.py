@@ -63,7 +63,7 @@ class StopAfter(Stop):
 
 @pytest.fixture(scope="module")
 def finished(setup, tmp_path_factory):
-    """A run with every measurement, its store and its row."""
+    """A run with every measurement, its store and its result."""
     store = Store(tmp_path_factory.mktemp("store"))
     run = setup.reluformer(documents=128, measures=tuple(measures.TEXT_MEASURES))
     assert do(run, store) == 0
@@ -71,9 +71,9 @@ def finished(setup, tmp_path_factory):
 
 
 def test_a_run_ends_with_an_outcome_that_says_what_the_saved_model_can_do(finished):
-    run, store, row = finished
-    assert row.status == "done", row.error
-    assert (row.task, row.attention, row.memory, row.tokens) == ("translate", "ReLUFormer", "relu", 128)
+    run, store, result = finished
+    assert result.status == "done", result.error
+    assert (result.task, result.attention, result.memory, result.tokens) == ("translate", "ReLUFormer", "relu", 128)
     trained = load_text(store.folder(run.key))
     examples = text_data.examples(run.config, text_data.of_run(run.config, "test"), trained.tokenizer)
 
@@ -87,11 +87,11 @@ def test_a_run_ends_with_an_outcome_that_says_what_the_saved_model_can_do(finish
             count += target.shape[1] - 1
         return total / count
 
-    assert row.loss == pytest.approx(loss(examples), rel=1e-4)
+    assert result.loss == pytest.approx(loss(examples), rel=1e-4)
     half = len(examples) // 2
     others = [*examples[-half:], *examples[:-half]]
     assert all(read.source != example.source for read, example in zip(others, examples, strict=True))
-    assert row.measured["source_use"] == pytest.approx(loss(others) - loss(examples), abs=1e-4)
+    assert result.measured["source_use"] == pytest.approx(loss(others) - loss(examples), abs=1e-4)
     assert not (store.folder(run.key) / "checkpoints").exists()
 
 
@@ -145,8 +145,8 @@ def test_a_run_that_diverges_is_a_result(setup, tmp_path):
     store = Store(tmp_path)
     run = adapted(setup, lr=1e38).run("relu", measures=())
     assert do(run, store) == 0
-    row = store.outcome(run.key)
-    assert (row.status, row.loss) == ("diverged", None)
+    result = store.outcome(run.key)
+    assert (result.status, result.loss) == ("diverged", None)
 
 
 def study(*words):

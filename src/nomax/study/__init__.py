@@ -1,7 +1,7 @@
 """Studies: a question becomes a grid of runs, the runs a figure, and the figure a verdict.
 
-A study is a module in nomax.study.studies, or any Python file: TITLE, CLAIMS, grid(setup, seeds), figures(rows, setup)
-and verdicts(rows, setup). `nomax study NAME` runs it. One of text says so with KIND = "text".
+A study is a module in nomax.study.studies, or any Python file: TITLE, CLAIMS, grid(setup, seeds),
+figures(results, setup) and verdicts(results, setup). `nomax study NAME` runs it. KIND = "text" marks one of text.
 """
 
 import sys
@@ -36,7 +36,7 @@ NEEDED = ("TITLE", "CLAIMS", "grid", "figures", "verdicts")
 class Study(Protocol):
     """The module of a study. Its docstring says what it shows, the command, the time, and what came out.
 
-    Its rows and its set-up are those of images, or those of text where KIND = "text".
+    Its results and its set-up are those of images, or those of text where KIND = "text".
     """
 
     TITLE: str
@@ -45,11 +45,11 @@ class Study(Protocol):
     def grid(self, setup: Any, seeds: Sequence[int]) -> list[Any]:
         """Return the runs, one seed after the other; what is measured apart is a run of the grid, too."""
 
-    def figures(self, rows: Sequence[Any], setup: Any) -> "list[Figure]":
-        """Return what came out, as pictures: made of the rows alone."""
+    def figures(self, results: Sequence[Any], setup: Any) -> "list[Figure]":
+        """Return what came out, as pictures: made of the results alone."""
 
-    def verdicts(self, rows: Sequence[Any], setup: Any) -> "list[Verdict]":
-        """Return what came out, as judged claims: made of the rows alone."""
+    def verdicts(self, results: Sequence[Any], setup: Any) -> "list[Verdict]":
+        """Return what came out, as judged claims: made of the results alone."""
 
 
 def load(name: str) -> Study:

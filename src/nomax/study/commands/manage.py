@@ -133,19 +133,19 @@ class Export:
 
     def _export(self) -> str:
         _check_store(self.store)
-        rows = Store(self.store).results(study=None if self.study is None else short(self.study))
-        if not rows:
+        results = Store(self.store).results(study=None if self.study is None else short(self.study))
+        if not results:
             whose = "" if self.study is None else f" of the study {self.study}"
             raise ValueError(f"{self.store} has no finished run{whose}.")
         if self.file is None:
-            print(to_csv(rows), end="")
+            print(to_csv(results), end="")
             return ""
         if self.file.suffix == ".parquet":
             raise ValueError(f"{self.file}: Parquet is no longer written. Give a name that ends in .csv.")
         if self.file.suffix != ".csv":
             raise ValueError(f"{self.file} must end in .csv.")
-        _files.write(self.file, to_csv(rows))
-        return f"{len(rows)} runs: {self.file}"
+        _files.write(self.file, to_csv(results))
+        return f"{len(results)} runs: {self.file}"
 
 
 def _attempt(command: str, work: Callable[[], str]) -> int:

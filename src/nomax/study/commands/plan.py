@@ -50,11 +50,11 @@ def print_plan(
     sources: finished runs by origin, the best source first; the noise is taken from the first source whose runs repeat
     a setting. Raises a ValueError if none does.
     """
-    estimate = Estimate({row.key: row for rows in sources.values() for row in rows}.values())
+    estimate = Estimate({result.key: result for results in sources.values() for result in results}.values())
     number = len(setup.seeds)
-    origin, rows = next(((name, found) for name, found in sources.items() if noise(found)), ("", []))
-    known, costs = noise(rows), _costs(runs, store, estimate)
-    unit = "points" if any(isinstance(row, ImageResult) for row in rows) else "nats"
+    origin, results = next(((name, found) for name, found in sources.items() if noise(found)), ("", []))
+    known, costs = noise(results), _costs(runs, store, estimate)
+    unit = "points" if any(isinstance(result, ImageResult) for result in results) else "nats"
     typical = math.sqrt(fmean(found**2 for found in known.values())) if known else math.nan
     table = Table(box=SIMPLE_HEAD)
     for column in ("model", "L", "runs", "core-hours", "to do", "core-hours", "noise of a seed", f"±, {number} seeds"):
@@ -80,16 +80,16 @@ def print_plan(
         f"The noise is the standard deviation between seeds of {origin}; ± is how far the 95 % interval of one "
         "difference reaches, at one model and length."
     )
-    _print_claims(module, setup, rows, whole.hours / number, console)
+    _print_claims(module, setup, results, whole.hours / number, console)
 
 
-def _print_claims(module: Study, setup: Any, rows: Sequence[Result], hours: float, console: Console) -> None:
+def _print_claims(module: Study, setup: Any, results: Sequence[Result], hours: float, console: Console) -> None:
     """Print each claim's margin beside the interval that the planned seeds give; `hours` is the cost of a seed."""
     number = len(setup.seeds)
     table = Table(box=SIMPLE_HEAD, title="What the planned seeds can tell")
     for column in ("claim", "compared", f"±, {number} seeds", "margin", "seeds for it", "core-hours"):
         table.add_column(column, justify="left" if column in ("claim", "compared") else "right", max_width=60)
-    for verdict in module.verdicts(rows, setup):
+    for verdict in module.verdicts(results, setup):
         for name, each in verdict.comparisons.items():
             here = number if each.over == "seeds" else each.seeds
             width, wanted = each.half_width(here), each.seeds_for(each.margin)
@@ -103,14 +103,15 @@ def _print_claims(module: Study, setup: Any, rows: Sequence[Result], hours: floa
         console.print(table)
 
 
-def noise(rows: Sequence[Result]) -> dict[Place, float]:
+def noise(results: Sequence[Result]) -> dict[Place, float]:
     """Return the standard deviation of scores between seeds, by model and length, over all repeated settings."""
     cells: dict[tuple[Place, str], list[float]] = {}
-    for row in finals(rows):
-        score = _score(row)
-        if score is not None and row.status == "done":
-            settings = f"{row.label.rpartition(', seed')[0]}, {row.data}, {row.steps}, {row.batch_size}, {row.lr}"
-            cells.setdefault(((row.variant, row.tokens), settings), []).append(score)
+    for result in finals(results):
+        score = _score(result)
+        if score is not None and result.status == "done":
+            label = result.label.rpartition(", seed")[0]
+            settings = f"{label}, {result.data}, {result.steps}, {result.batch_size}, {result.lr}"
+            cells.setdefault(((result.variant, result.tokens), settings), []).append(score)
     variances: dict[Place, list[tuple[float, int]]] = {}
     for (place, _), scores in cells.items():
         if len(scores) > 1:
@@ -121,8 +122,8 @@ def noise(rows: Sequence[Result]) -> dict[Place, float]:
     }
 
 
-def _score(row: TrainedResult) -> float | None:
-    return accuracy(row) if isinstance(row, ImageResult) else row.loss
+def _score(result: TrainedResult) -> float | None:
+    return accuracy(result) if isinstance(result, ImageResult) else result.loss
 
 
 def _costs(runs: Sequence[Experiment], store: Store, estimate: Estimate) -> dict[Place, Cost]:
@@ -153,8 +154,8 @@ def print_runs(runs: list[Experiment], store: Store, jobs: int, retry: bool, con
     total = longest = 0.0
     for run in runs:
         if run.key not in left:
-            row = store.outcome(run.key)
-            table.add_row(run.key, run.label, str(run.steps), row.status if row else "", "")
+            result = store.outcome(run.key)
+            table.add_row(run.key, run.label, str(run.steps), result.status if result else "", "")
             continue
         share = share_left(run, store)
         seconds = estimate.seconds(run, share)

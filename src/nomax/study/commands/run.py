@@ -158,7 +158,7 @@ def run(options: Options) -> int:
             sources = {
                 "the runs of this plan": store.results([run.key for run in grid]),
                 "earlier runs in the store": store.results(study=name),
-                f"the runs published in {out}": list(before.rows.values()),
+                f"the runs published in {out}": list(before.results.values()),
             }
             print_plan(module, setup, mine, store, sources, console)
             return 0
@@ -183,15 +183,15 @@ def run(options: Options) -> int:
                 console.print(f"Stopped; {len(report.left)} runs are left. The same command goes on.")
                 return stop.exit_code
         _tell(report, console)
-        rows = store.results([run.key for run in grid])
-        missing = len(grid) - len(rows)
+        results = store.results([run.key for run in grid])
+        missing = len(grid) - len(results)
         if missing and options.shard:
             console.print(
                 f"This part is done, {missing} runs of other parts are not here: join the stores with "
                 "`nomax study merge`, then give the same command without --shard.",
             )
             return report.exit_code
-        check_place(out, setup, sum(row.status != "failed" for row in rows))
+        check_place(out, setup, sum(result.status != "failed" for result in results))
         with console.status("Figures and verdicts …"):
             verdicts = publish(module, setup, grid, store, name=name, out=out, command=command, before=before)
     except ACCIDENTS as error:
@@ -323,11 +323,13 @@ def _jobs(options: Options) -> int:
 
 
 def _tell(report: GridReport, console: Console) -> None:
-    trouble = [row for row in report.finished if row.status != "done"]
+    trouble = [result for result in report.finished if result.status != "done"]
     if trouble:
-        words = ", ".join(f"{row.label} ({row.status})" for row in trouble[:5]) + (", …" if len(trouble) > 5 else "")
+        words = ", ".join(f"{result.label} ({result.status})" for result in trouble[:5]) + (
+            ", …" if len(trouble) > 5 else ""
+        )
         console.print(f"{len(trouble)} runs diverged or failed: {words}.")
-    if any(row.status == "failed" for row in trouble):
+    if any(result.status == "failed" for result in trouble):
         console.print("To try those that failed again: the same command with --retry.")
     if report.left:
         console.print(f"{len(report.left)} runs are left. The same command goes on.")

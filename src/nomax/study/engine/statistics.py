@@ -204,32 +204,32 @@ def _deviations(values: Floats, generator: np.random.Generator) -> Floats:
     return found
 
 
-def accuracy(row: ImageResult) -> float | None:
+def accuracy(result: ImageResult) -> float | None:
     """Return accuracy among the label subset if the data has one, else on all test images; chance if the run diverged.
 
     None if it failed, which says nothing about the model: a file was missing, or the machine gave up.
     """
-    if row.status == "diverged":
-        return 1 / row.classes
-    return row.accuracy if row.subset_accuracy is None else row.subset_accuracy
+    if result.status == "diverged":
+        return 1 / result.classes
+    return result.accuracy if result.subset_accuracy is None else result.subset_accuracy
 
 
-def ten_shot(row: ImageResult) -> float | None:
+def ten_shot(result: ImageResult) -> float | None:
     """Return the mean 10-shot accuracy over the probes; 0 if the run diverged, since it has no features."""
-    return 0.0 if row.status == "diverged" else row.ten_shot
+    return 0.0 if result.status == "diverged" else result.ten_shot
 
 
 def values(
-    rows: Sequence[AnyResult],
+    results: Sequence[AnyResult],
     cell: Callable[[AnyResult], Cell],
     score: Callable[[AnyResult], float | None],
 ) -> dict[tuple[Cell, int], float]:
     """Return what each (cell, seed) counts for."""
     found = {}
-    for row in rows:
-        value = score(row)
+    for result in results:
+        value = score(result)
         if value is not None:
-            found[cell(row), row.seed] = value
+            found[cell(result), result.seed] = value
     return found
 
 
@@ -250,11 +250,11 @@ def over_settings(cells: Mapping[Cell, Sequence[float]]) -> Interval:
     return replace(found, lacking="settings")
 
 
-def seeds(rows: Sequence[TrainedResult]) -> list[int]:
+def seeds(results: Sequence[TrainedResult]) -> list[int]:
     """Return the seeds there are."""
-    return sorted({row.seed for row in rows})
+    return sorted({result.seed for result in results})
 
 
-def lengths(rows: Sequence[TrainedResult]) -> list[int]:
+def lengths(results: Sequence[TrainedResult]) -> list[int]:
     """Return the sequence lengths there are, the shortest first."""
-    return sorted({row.tokens for row in rows})
+    return sorted({result.tokens for result in results})

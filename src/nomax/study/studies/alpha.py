@@ -68,10 +68,10 @@ def _rank(run: ImageExperiment, setup: Setup) -> int:
 
 
 def figures(
-    rows: Sequence[Result], setup: Setup, diagnostics: Mapping[str, inside.Points] | None = None
+    results: Sequence[Result], setup: Setup, diagnostics: Mapping[str, inside.Points] | None = None
 ) -> list[Figure]:
     """Accuracy over α by length, what attention does meanwhile, and the mean weight at initialisation."""
-    models = [row for row in finals(rows) if row.lr == setup.lr]
+    models = [result for result in finals(results) if result.lr == setup.lr]
     title = "Accuracy of L⁻ᵅ·h over the exponent α"
     caption = (
         f"Each h is trained with its weights multiplied by L⁻ᵅ; the broken line is softmax, which has no α."
@@ -80,15 +80,15 @@ def figures(
     return [
         alpha_sweep.figure(models, _lines(models), "alpha", title, caption),
         *([inside.figure(models, diagnostics)] if diagnostics else []),
-        speed.figure(rows),
-        initial.figure(initial.collect(rows), setup),
+        speed.figure(results),
+        initial.figure(initial.collect(results), setup),
     ]
 
 
-def _match(rows: Sequence[ImageResult]) -> str:
+def _match(results: Sequence[ImageResult]) -> str:
     """How far relu/L is ahead of softmax, as a sentence; empty if no length and seed has both."""
     relu, softmax = (
-        values(where(rows, phi=phi, qk_norm=True, gate=None), lambda row: row.tokens, accuracy)
+        values(where(results, phi=phi, qk_norm=True, gate=None), lambda result: result.tokens, accuracy)
         for phi in ("relu/L", SOFTMAX)
     )
     cells = paired(relu, softmax)
@@ -100,29 +100,31 @@ def _match(rows: Sequence[ImageResult]) -> str:
     return f" relu/L minus softmax, at equal length and seed: {points(pooled(cells))} ({by_length})."
 
 
-def verdicts(rows: Sequence[Result], setup: Setup) -> list[Verdict]:
+def verdicts(results: Sequence[Result], setup: Setup) -> list[Verdict]:
     """Judge the five claims, at the lengths where softmax has learned."""
-    ground = alpha_sweep.ground(finals(rows), setup)
+    ground = alpha_sweep.ground(finals(results), setup)
     return [
         _degrades(ground),
         _best_alpha(ground),
         _identity(ground),
         _no_winner(ground),
-        initial.verdict(initial.collect(rows), setup),
+        initial.verdict(initial.collect(results), setup),
     ]
 
 
-def _lines(rows: Sequence[ImageResult]) -> list[alpha_sweep.Line]:
+def _lines(results: Sequence[ImageResult]) -> list[alpha_sweep.Line]:
     known = list(ACTIVATIONS)
-    names = {row.activation for row in rows if row.activation != SOFTMAX}
+    names = {result.activation for result in results if result.activation != SOFTMAX}
     order = sorted(names, key=lambda name: (known.index(name) if name in known else len(known), name))
     return [alpha_sweep.Line(name, name) for name in order]
 
 
 def _best_alpha(ground: Ground) -> Verdict:
     """The best α close to 1 against the best further away, over all pairs of h and L."""
-    rows = ground.same
-    lines = {(line.activation, tokens): line.of(rows, tokens) for line in _lines(rows) for tokens in lengths(rows)}
+    results = ground.same
+    lines = {
+        (line.activation, tokens): line.of(results, tokens) for line in _lines(results) for tokens in lengths(results)
+    }
     cells = {pair: leads for pair, here in lines.items() if (leads := alpha_sweep.lead_of_near(here, accuracy))}
     best = {
         pair: place for pair, here in lines.items() if (place := alpha_sweep.best_alpha(here, accuracy)) is not None
@@ -137,15 +139,15 @@ def _best_alpha(ground: Ground) -> Verdict:
     )
     sentence = (
         f"The best α within {alpha_sweep.NEAR:g} of 1 minus the best further away, both as the other seeds choose "
-        f"them: {points(lead)} ({basis(rows, cells)}; the interval is over the settings). "
+        f"them: {points(lead)} ({basis(results, cells)}; the interval is over the settings). "
         f"The highest mean lies within {alpha_sweep.NEAR:g} of 1 in {near} of {len(best)} pairs of h and L "
-        f"(a random choice from the grid: {alpha_sweep.near_by_chance(rows):.0%}). Best α: {listed}. "
+        f"(a random choice from the grid: {alpha_sweep.near_by_chance(results):.0%}). Best α: {listed}. "
         "Reproduced if the interval is above 0, contradicted if below."
     )
     numbers = {
         "lead": lead,
         "pairs whose best is near": [near, len(best)],
-        "by chance": alpha_sweep.near_by_chance(rows),
+        "by chance": alpha_sweep.near_by_chance(results),
         "lead by pair": {f"{h}, L = {tokens}": contrast([entries]) for (h, tokens), entries in cells.items()},
         "best": {f"{h}, L = {tokens}": [place.place, place.low, place.high] for (h, tokens), place in best.items()},
     }
@@ -155,10 +157,10 @@ def _best_alpha(ground: Ground) -> Verdict:
 
 def _no_winner(ground: Ground) -> Verdict:
     """The best h against the next that is not its twin, chosen after the fact, which makes the lead look larger."""
-    rows = where(ground.same, alpha=1.0)
+    results = where(ground.same, alpha=1.0)
     by_h = {
-        name: values(where(rows, activation=name), lambda row: row.tokens, accuracy)
-        for name in dict.fromkeys(row.activation for row in rows)
+        name: values(where(results, activation=name), lambda result: result.tokens, accuracy)
+        for name in dict.fromkeys(result.activation for result in results)
     }
     shared = alpha_sweep.shared_by_most(by_h)
     by_h = {name: {key: scores[key] for key in shared} for name, scores in by_h.items() if shared <= scores.keys()}
@@ -174,7 +176,7 @@ def _no_winner(ground: Ground) -> Verdict:
     other = "" if second == ranked[1] else " of another kind"
     sentence = (
         f"At α = 1 the best is {first} ({percent(means[first])}) and the next{other} {second}: a lead of "
-        f"{points(lead)} ({basis(rows, cells)}). It leads the median of {len(means)} h by {100 * behind:.2f} points "
+        f"{points(lead)} ({basis(results, cells)}). It leads the median of {len(means)} h by {100 * behind:.2f} points "
         f"and the last, {ranked[-1]}, by {100 * (means[first] - means[ranked[-1]]):.2f}. "
         f"A clear win would be a lead of more than {100 * MARGIN:g} point: reproduced if the interval is below that, "
         "contradicted if above."
@@ -187,14 +189,14 @@ def _no_winner(ground: Ground) -> Verdict:
 
 def _degrades(ground: Ground) -> Verdict:
     """Judge what α = 1 gains over α = 0, and how much more it gains at the longest length than at the shortest."""
-    cells, own = (repeated(_gains(rows)) for rows in (ground.same, ground.own))
+    cells, own = (repeated(_gains(results)) for results in (ground.same, ground.own))
     if not cells:
         return ground.nothing("W-degrade", "No seed has both α = 0 and α = 1 yet")
     drop, own_drop = pooled(cells), pooled(own)
     ends = sorted({tokens for _, tokens in cells})
     by_length = {tokens: pooled({cell: cells[cell] for cell in cells if cell[1] == tokens}) for tokens in ends}
     relu = {tokens: contrast([cells["relu", tokens]]) for tokens in ends if ("relu", tokens) in cells}
-    growth, weights, chosen = growth_with_length(cells, {row.tokens: row.data for row in ground.same})
+    growth, weights, chosen = growth_with_length(cells, {result.tokens: result.data for result in ground.same})
     listed = "; ".join(f"L = {tokens}: {points(gain)}" for tokens, gain in by_length.items())
     more = f"from the shortest to the longest it grows by {points(growth)}" if chosen else "only one length"
     sentence = (
@@ -211,10 +213,11 @@ def _degrades(ground: Ground) -> Verdict:
     return ground.settle("W-degrade", outcome, sentence, numbers, comparisons, [premise])
 
 
-def _gains(rows: Sequence[ImageResult]) -> dict[tuple[str, int], list[float]]:
+def _gains(results: Sequence[ImageResult]) -> dict[tuple[str, int], list[float]]:
     """α = 1 minus α = 0, by h and length."""
     scaled, unscaled = (
-        values(where(rows, alpha=alpha), lambda row: (row.activation, row.tokens), accuracy) for alpha in (1.0, 0.0)
+        values(where(results, alpha=alpha), lambda result: (result.activation, result.tokens), accuracy)
+        for alpha in (1.0, 0.0)
     )
     return paired(scaled, unscaled)
 
@@ -243,13 +246,13 @@ def growth_with_length(
 
 def _identity(ground: Ground) -> Verdict:
     """relu against identity at α = 1."""
-    cells, own = (_nonlinearity(rows) for rows in (ground.same, ground.own))
+    cells, own = (_nonlinearity(results) for results in (ground.same, ground.own))
     if not cells:
         return ground.nothing("W-identity", "No seed has both relu and identity at α = 1 yet")
     gain, own_gain = pooled(cells), pooled(own)
     by_length = {tokens: contrast([entries]) for tokens, entries in sorted(cells.items())}
     listed = "; ".join(f"L = {tokens}: {points(part)}" for tokens, part in by_length.items())
-    used = [row for row in where(ground.same, alpha=1.0) if row.activation in ("relu", "identity")]
+    used = [result for result in where(ground.same, alpha=1.0) if result.activation in ("relu", "identity")]
     sentence = (
         f"relu minus identity at α = 1: {points(gain)} ({basis(used, cells)}). {listed}. "
         f"{ground.beside(own_gain)}Reproduced if the interval is above 0, contradicted if below."
@@ -260,10 +263,10 @@ def _identity(ground: Ground) -> Verdict:
     return ground.settle("W-identity", above(gain, 0), sentence, numbers, noise, [premise])
 
 
-def _nonlinearity(rows: Sequence[ImageResult]) -> dict[int, list[float]]:
+def _nonlinearity(results: Sequence[ImageResult]) -> dict[int, list[float]]:
     """relu minus identity at α = 1, by length."""
     relu, identity = (
-        values(where(rows, activation=name, alpha=1.0), lambda row: row.tokens, accuracy)
+        values(where(results, activation=name, alpha=1.0), lambda result: result.tokens, accuracy)
         for name in ("relu", "identity")
     )
     return paired(relu, identity)

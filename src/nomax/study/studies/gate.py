@@ -112,32 +112,32 @@ def costs_to_measure(setup: Setup) -> list[GateCost]:
     return [GateCost(replace(model, phi="relu/L", gate=None), GATE) for model in ordered]
 
 
-def figures(rows: Sequence[Result], setup: Setup) -> list[Figure]:
+def figures(results: Sequence[Result], setup: Setup) -> list[Figure]:
     """Accuracy over α by length, with and without the gate; and the gate's cost by length."""
     caption = (
         "Filled: no gate, as in all other runs; hollow: a SiLU gate. The dashed level is softmax without a gate. The "
         "paper's Fig. 4 shows the same for S/32, S/16 and S/8."
     )
     title = "Accuracy over α with and without a gate"
-    return [alpha_sweep.figure(trained(rows), LINES, "gate", title, caption), cost_figure(collect_costs(rows))]
+    return [alpha_sweep.figure(trained(results), LINES, "gate", title, caption), cost_figure(collect_costs(results))]
 
 
-def verdicts(rows: Sequence[Result], setup: Setup) -> list[Verdict]:
+def verdicts(results: Sequence[Result], setup: Setup) -> list[Verdict]:
     """Judge whether α = 1 still helps with a gate, and whether the gate costs what the paper says."""
-    return [_still_needed(alpha_sweep.ground(finals(rows), setup)), cost_verdict(collect_costs(rows))]
+    return [_still_needed(alpha_sweep.ground(finals(results), setup)), cost_verdict(collect_costs(results))]
 
 
 def _still_needed(ground: alpha_sweep.Ground) -> Verdict:
-    rows = [row for row in ground.same if row.activation in alpha_sweep.PAIRED and row.qk_norm]
+    results = [result for result in ground.same if result.activation in alpha_sweep.PAIRED and result.qk_norm]
     gains = {}
     for gate in (GATE, None):
         scaled, unscaled = (
-            values(where(rows, gate=gate, alpha=alpha), lambda row: (row.activation, row.tokens), accuracy)
+            values(where(results, gate=gate, alpha=alpha), lambda result: (result.activation, result.tokens), accuracy)
             for alpha in (1.0, 0.0)
         )
         gains[gate] = paired(scaled, unscaled)
     cells = gains[GATE]
-    used = [row for row in where(rows, gate=GATE) if row.alpha in (0.0, 1.0)]
+    used = [result for result in where(results, gate=GATE) if result.alpha in (0.0, 1.0)]
     if not cells:
         return ground.nothing("W-gate", "No seed has both α = 0 and α = 1 with a gate yet")
     gain, without = pooled(cells), pooled(gains[None])
@@ -158,8 +158,8 @@ def _still_needed(ground: alpha_sweep.Ground) -> Verdict:
     best = {
         f"{line.label}, L = {tokens}": [place.place, place.low, place.high]
         for line in LINES
-        for tokens in lengths(rows)
-        if (place := alpha_sweep.best_alpha(line.of(rows, tokens), accuracy)) is not None
+        for tokens in lengths(results)
+        if (place := alpha_sweep.best_alpha(line.of(results, tokens), accuracy)) is not None
     }
     numbers = {"gain": gain, "gain without a gate": without, "by length": by_length, "best α": best}
     noise = {"the gain with a gate": comparison(cells, [0.0], margin=MARGIN)}
@@ -182,10 +182,10 @@ class Cost:
         return Interval(*(math.exp(value) - 1 for value in (log.mean, log.low, log.high)))
 
 
-def collect_costs(rows: Sequence[Result]) -> list[Cost]:
+def collect_costs(results: Sequence[Result]) -> list[Cost]:
     """The costs that were measured, shortest sequences first."""
-    done = sorted(measured(rows, GateCost.kind), key=lambda row: row.tokens)
-    return [Cost(row.variant, row.tokens, row.numbers[RATIOS], row.numbers[ADDED][0]) for row in done]
+    done = sorted(measured(results, GateCost.kind), key=lambda result: result.tokens)
+    return [Cost(result.variant, result.tokens, result.numbers[RATIOS], result.numbers[ADDED][0]) for result in done]
 
 
 def cost_verdict(costs: Sequence[Cost]) -> Verdict:

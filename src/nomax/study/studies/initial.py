@@ -84,7 +84,7 @@ class InitialWeights(Measurement):
                 with torch.random.fork_rng(devices=[]):
                     torch.manual_seed(seed)
                     model = ViT.from_config(replace(self.model, phi=phi)).eval()
-                weights[phi].append(fmean(row.mean_weight for row in row_statistics(model, shown)))
+                weights[phi].append(fmean(head.mean_weight for head in row_statistics(model, shown)))
         return {phi: tuple(entries) for phi, entries in weights.items()}
 
 
@@ -108,12 +108,12 @@ class Start:
     mean_weight: float
 
 
-def collect(rows: Sequence[Result]) -> tuple[Start, ...]:
+def collect(results: Sequence[Result]) -> tuple[Start, ...]:
     """The mean weights that were measured, shortest sequences first."""
     return tuple(
-        Start(phi.activation, phi.alpha, row.tokens, seed, weight)
-        for row in sorted(measured(rows, InitialWeights.kind), key=lambda row: row.tokens)
-        for name, weights in row.numbers.items()
+        Start(phi.activation, phi.alpha, result.tokens, seed, weight)
+        for result in sorted(measured(results, InitialWeights.kind), key=lambda result: result.tokens)
+        for name, weights in result.numbers.items()
         for phi in [Phi.parse(name)]
         for seed, weight in zip(SEEDS, weights, strict=False)
     )

@@ -59,12 +59,17 @@ class Line:
         return SOFTMAX if self.activation == SOFTMAX else f"relu, α = {self.alpha:g}"
 
 
-def collect(rows: Sequence[ImageResult], diagnostics: Mapping[str, Points]) -> list[Line]:
+def collect(results: Sequence[ImageResult], diagnostics: Mapping[str, Points]) -> list[Line]:
     """The lines of softmax and relu with qk-norm, shortest sequences and smallest α first."""
     recorded: dict[tuple[int, str, float], list[Points]] = {}
-    for row in rows:
-        if row.activation in (ACTIVATION, SOFTMAX) and row.qk_norm and row.gate is None and diagnostics.get(row.key):
-            recorded.setdefault((row.tokens, row.activation, row.alpha), []).append(diagnostics[row.key])
+    for result in results:
+        if (
+            result.activation in (ACTIVATION, SOFTMAX)
+            and result.qk_norm
+            and result.gate is None
+            and diagnostics.get(result.key)
+        ):
+            recorded.setdefault((result.tokens, result.activation, result.alpha), []).append(diagnostics[result.key])
     lines = []
     for (tokens, activation, alpha), runs in sorted(recorded.items()):
         steps = [point["step"] for point in runs[0]]
@@ -77,9 +82,9 @@ def collect(rows: Sequence[ImageResult], diagnostics: Mapping[str, Points]) -> l
     return lines
 
 
-def figure(rows: Sequence[ImageResult], diagnostics: Mapping[str, Points]) -> Figure:
+def figure(results: Sequence[ImageResult], diagnostics: Mapping[str, Points]) -> Figure:
     """Row sums, the size of attention beside the residual stream, and learned scales, over training."""
-    lines = collect(rows, diagnostics)
+    lines = collect(results, diagnostics)
     caption = (
         "Left: the mean sum of a query's weights; softmax's is 1 by definition. Middle: the root mean square of what "
         "the first layer's attention adds, over that of the embedded patches. Right: the mean product of the learned "

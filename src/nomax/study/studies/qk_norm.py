@@ -33,21 +33,21 @@ def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
     return alpha_sweep.pairs(setup, seeds, [{"qk_norm": norm} for norm in (True, False)])
 
 
-def figures(rows: Sequence[ImageResult], setup: Setup) -> list[Figure]:
+def figures(results: Sequence[ImageResult], setup: Setup) -> list[Figure]:
     """Accuracy over α by length, with and without qk-norm."""
     caption = (
         "Filled: queries and keys are normalised, as in all other runs; hollow: they are not. The dashed level is "
         "softmax with qk-norm. The paper's Fig. 3 shows the same for S/32, S/16 and S/8."
     )
-    return [alpha_sweep.figure(rows, LINES, "qk-norm", "Accuracy over α with and without qk-layernorm", caption)]
+    return [alpha_sweep.figure(results, LINES, "qk-norm", "Accuracy over α with and without qk-layernorm", caption)]
 
 
-def verdicts(rows: Sequence[ImageResult], setup: Setup) -> list[Verdict]:
+def verdicts(results: Sequence[ImageResult], setup: Setup) -> list[Verdict]:
     """Judge whether the effect is smaller than a point, at the lengths where softmax has learned."""
-    ground = alpha_sweep.ground(finals(rows), setup)
-    swept = [row for row in ground.same if row.activation in alpha_sweep.PAIRED and row.gate is None]
+    ground = alpha_sweep.ground(finals(results), setup)
+    swept = [result for result in ground.same if result.activation in alpha_sweep.PAIRED and result.gate is None]
     normed, free = (
-        values(where(swept, qk_norm=norm), lambda row: (row.activation, row.tokens, row.alpha), accuracy)
+        values(where(swept, qk_norm=norm), lambda result: (result.activation, result.tokens, result.alpha), accuracy)
         for norm in (True, False)
     )
     everywhere = paired(normed, free)

@@ -5,7 +5,7 @@
     nomax study relu-attention --setup hour     half an hour on two cores
 
 Translation models that differ in their attention alone, each kind with the settings that text-rate chose on the
-validation split. It judges the loss and BLEU on the test split, and measures the entropy of rows and their zeros in
+validation split. It judges the loss and BLEU on the test split, and measures the entropy of results and their zeros in
 trained models, and how long untrained ones take to read and predict a batch. What came out:
 results/relu-attention/verdicts.md.
 """
@@ -129,7 +129,7 @@ def speed_to_measure(setup: TextSetup) -> Speed:
     return Speed(setup.reluformer().config.model)
 
 
-def figures(rows: Sequence[Result], setup: TextSetup) -> list[Figure]:
+def figures(results: Sequence[Result], setup: TextSetup) -> list[Figure]:
     """Loss, BLEU, entropy and zeros of each kind, and the times."""
     panels = [
         Panel("test loss (nats)", loss),
@@ -144,19 +144,19 @@ def figures(rows: Sequence[Result], setup: TextSetup) -> list[Figure]:
     )
     named = {"name": "relu-attention", "title": title, "caption": caption}
     return [
-        listing(trained(rows), panels, lambda row: row.attention, **named),
-        speed_figure(setup, seconds_by_kind(rows)),
+        listing(trained(results), panels, lambda result: result.attention, **named),
+        speed_figure(setup, seconds_by_kind(results)),
     ]
 
 
-def verdicts(rows: Sequence[Result], setup: TextSetup) -> list[Verdict]:
+def verdicts(results: Sequence[Result], setup: TextSetup) -> list[Verdict]:
     """Judge the four claims."""
-    models = trained(rows)
+    models = trained(results)
     return [
         _diverges(models, setup),
         _factor(models, setup),
         _losses(models, setup),
-        speed_verdict(setup, seconds_by_kind(rows)),
+        speed_verdict(setup, seconds_by_kind(results)),
     ]
 
 
@@ -172,17 +172,17 @@ def _kinds(setup: TextSetup, seed: int) -> list[TextExperiment]:
     ]
 
 
-def _compared(rows: Sequence[TextResult], first: str, second: str) -> tuple[Lead, str, list[TextResult]]:
+def _compared(results: Sequence[TextResult], first: str, second: str) -> tuple[Lead, str, list[TextResult]]:
     """Return how far the first is ahead of the second, what that rests on in words, and its runs."""
-    chosen = where(rows, attention=first) + where(rows, attention=second)
-    ahead = compare(where(rows, attention=first), where(rows, attention=second), lambda row: row.data)
+    chosen = where(results, attention=first) + where(results, attention=second)
+    ahead = compare(where(results, attention=first), where(results, attention=second), lambda result: result.data)
     return ahead, basis(chosen, ahead.cells), chosen
 
 
-def _diverges(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
-    behind, said, compared = _compared(rows, SOFTMAX, DIRECT)
-    used = where(rows, attention=DIRECT)
-    broken = sum(row.status == "diverged" for row in used)
+def _diverges(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
+    behind, said, compared = _compared(results, SOFTMAX, DIRECT)
+    used = where(results, attention=DIRECT)
+    broken = sum(result.status == "diverged" for result in used)
     sentence = (
         f"The loss of softmax is {behind.words()} than with ReLU put in directly ({said}); {broken} of {len(used)} "
         f"runs broke off. {BLEU} Not to converge is to be {GAP:g} nat behind: reproduced if the interval is above, "
@@ -190,27 +190,27 @@ def _diverges(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
     )
     numbers = {"behind": behind.loss, "BLEU behind": behind.bleu_numbers, "broke off": broken}
     noise = {"the gap": comparison(behind.cells, [GAP], margin=MARGIN, unit="nats")}
-    premises = [_translates(rows)]
+    premises = [_translates(results)]
     return judged("S-diverge", above(behind.loss, GAP), sentence, compared, setup, numbers, premises, noise)
 
 
-def _factor(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
-    behind, said, compared = _compared(rows, SOFTMAX, FACTOR)
+def _factor(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
+    behind, said, compared = _compared(results, SOFTMAX, FACTOR)
     sentence = (
         f"The loss of softmax is {behind.words()} than with the factor alone ({said}). {BLEU} Reproduced if the "
         f"interval is above 0 and below {GAP:g} nat, contradicted if it lies outside."
     )
     outcome = worst([above(behind.loss, 0), above(turned(behind.loss), -GAP)])
     noise = {"the gap": comparison(behind.cells, [0.0, GAP], margin=MARGIN, unit="nats")}
-    premises = [_translates(rows), *behind.agreement]
+    premises = [_translates(results), *behind.agreement]
     numbers = {"behind": behind.loss, "BLEU behind": behind.bleu_numbers}
     return judged("S-factor", outcome, sentence, compared, setup, numbers, premises, noise)
 
 
-def _losses(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
-    ahead, said, compared = _compared(rows, OURS, SOFTMAX)
-    gain, entropy = (_compared(rows, OURS, other)[0] for other in (UNNORMALISED, RELUFORMERS[True, False]))
-    fall = pooled(paired(*(_entropies(where(rows, attention=kind)) for kind in (OURS, UNNORMALISED))))
+def _losses(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
+    ahead, said, compared = _compared(results, OURS, SOFTMAX)
+    gain, entropy = (_compared(results, OURS, other)[0] for other in (UNNORMALISED, RELUFORMERS[True, False]))
+    fall = pooled(paired(*(_entropies(where(results, attention=kind)) for kind in (OURS, UNNORMALISED))))
     numbers: dict[str, Any] = {
         "over softmax": ahead.loss,
         "BLEU over softmax": ahead.bleu_numbers,
@@ -233,21 +233,21 @@ def _losses(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
         "the lead over softmax": comparison(ahead.cells, [-MARGIN], margin=MARGIN, unit="nats"),
         "the gain by the normalisation loss": comparison(gain.cells, [0.0], margin=MARGIN, unit="nats"),
     }
-    premises = [_translates(rows), *ahead.agreement]
+    premises = [_translates(results), *ahead.agreement]
     return judged("S-losses", outcome, sentence, compared, setup, numbers, premises, noise)
 
 
-def _translates(rows: Sequence[TextResult]) -> Premise:
-    return translates(rows, lambda row: row.data)
+def _translates(results: Sequence[TextResult]) -> Premise:
+    return translates(results, lambda result: result.data)
 
 
-def _entropies(rows: Sequence[TextResult]) -> dict[tuple[str, int], float]:
-    return values(rows, lambda row: row.data, measurement("entropy"))
+def _entropies(results: Sequence[TextResult]) -> dict[tuple[str, int], float]:
+    return values(results, lambda result: result.data, measurement("entropy"))
 
 
-def seconds_by_kind(rows: Sequence[Result]) -> Numbers:
+def seconds_by_kind(results: Sequence[Result]) -> Numbers:
     """The times that were measured, if they were."""
-    return next((row.numbers for row in measured(rows, Speed.kind)), {})
+    return next((result.numbers for result in measured(results, Speed.kind)), {})
 
 
 def ratios(seconds: Numbers) -> dict[str, Interval]:

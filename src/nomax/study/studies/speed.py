@@ -77,20 +77,22 @@ def measurements() -> list[AttentionSpeed]:
     return [AttentionSpeed(length, dtype) for dtype in ("float32", "bfloat16") for length in LENGTHS]
 
 
-def ratios(rows: Sequence[Result]) -> dict[tuple[str, int], Interval]:
+def ratios(results: Sequence[Result]) -> dict[tuple[str, int], Interval]:
     """How many times as long as relu/L softmax takes, by precision and length."""
-    done = sorted(measured(rows, AttentionSpeed.kind), key=lambda row: (row.variant != "float32", row.tokens))
+    done = sorted(
+        measured(results, AttentionSpeed.kind), key=lambda result: (result.variant != "float32", result.tokens)
+    )
     return {
-        (row.variant, row.tokens): contrast(
-            [[softmax / relu for softmax, relu in zip(row.numbers[SOFTMAX], row.numbers[RELU], strict=True)]]
+        (result.variant, result.tokens): contrast(
+            [[softmax / relu for softmax, relu in zip(result.numbers[SOFTMAX], result.numbers[RELU], strict=True)]]
         )
-        for row in done
+        for result in done
     }
 
 
-def figure(rows: Sequence[Result]) -> Figure:
+def figure(results: Sequence[Result]) -> Figure:
     """The speed of relu/L against softmax, by precision and length."""
-    ratio = ratios(rows)
+    ratio = ratios(results)
     caption = (
         f"CPU time of PyTorch's scaled_dot_product_attention over that of relu/L in nomax, forward and backward, one "
         f"thread: means over {ROUNDS} interleaved rounds with 95 % intervals, {HEADS} heads of dimension {DIM}, "

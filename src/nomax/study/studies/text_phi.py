@@ -42,7 +42,7 @@ def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextExperiment]:
     ]
 
 
-def figures(rows: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
+def figures(results: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
     """The loss over α."""
     caption = (
         "Each h is trained with its weights multiplied by L⁻ᵅ, L being the number of tokens that are visible; the "
@@ -50,10 +50,10 @@ def figures(rows: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
     )
     return [
         figure(
-            rows,
+            results,
             [Panel("test loss (nats)", loss)],
-            lambda row: row.activation,
-            lambda row: None if row.activation == SOFTMAX else row.alpha,
+            lambda result: result.activation,
+            lambda result: None if result.activation == SOFTMAX else result.alpha,
             name="text-phi",
             title="Loss of a language model over the exponent α",
             caption=caption,
@@ -62,14 +62,14 @@ def figures(rows: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
     ]
 
 
-def verdicts(rows: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
+def verdicts(results: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
     """Judge whether the best α is close to 1, as for images."""
-    swept = [row for row in rows if row.activation != SOFTMAX]
-    by_h = {name: where(swept, activation=name) for name in dict.fromkeys(row.activation for row in swept)}
+    swept = [result for result in results if result.activation != SOFTMAX]
+    by_h = {name: where(swept, activation=name) for name in dict.fromkeys(result.activation for result in swept)}
     cells = {name: leads for name, here in by_h.items() if (leads := alpha_sweep.lead_of_near(here, quality, NEAR))}
     best = {name: place for name, here in by_h.items() if (place := alpha_sweep.best_alpha(here, quality)) is not None}
     lead = over_settings(cells)
-    over_half = pooled(by_seed(where(swept, alpha=1.0), where(swept, alpha=0.5), lambda row: row.activation))
+    over_half = pooled(by_seed(where(swept, alpha=1.0), where(swept, alpha=0.5), lambda result: result.activation))
     near = sum(abs(place.place - 1) <= NEAR for place in best.values())
     listed = ", ".join(f"{name} {place.place:g}" for name, place in best.items())
     sentence = (
@@ -77,7 +77,7 @@ def verdicts(rows: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
         f"{nats(lead)}{_said(over_half)} ({basis(swept, cells)}; the first interval is over the h). "
         f"The lowest mean lies within {NEAR:g} of 1 for {near} of {len(best)} h "
         f"(a random choice from the grid: {alpha_sweep.near_by_chance(swept, NEAR):.0%}). "
-        f"Best α: {listed}. {_levels(rows)}Reproduced if the interval is above 0, contradicted if below."
+        f"Best α: {listed}. {_levels(results)}Reproduced if the interval is above 0, contradicted if below."
     )
     numbers = {
         "lead": lead,
@@ -87,19 +87,23 @@ def verdicts(rows: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
         "best": {name: [place.place, place.low, place.high] for name, place in best.items()},
     }
     noise = {"the lead": comparison(cells, [0.0], margin=MARGIN, unit="nats", over="settings")}
-    return [judged("Q-text", above(lead, 0), sentence, rows, setup, numbers, [_learned(rows)], noise)]
+    return [judged("Q-text", above(lead, 0), sentence, results, setup, numbers, [_learned(results)], noise)]
 
 
-def _learned(rows: Sequence[TextResult]) -> Premise:
+def _learned(results: Sequence[TextResult]) -> Premise:
     """State that softmax predicts text far better than a uniform guess."""
 
-    def gain(row: TextResult) -> float | None:
-        nats_per_token = loss(row)
-        return None if nats_per_token is None else math.log(row.vocabulary) - nats_per_token
+    def gain(result: TextResult) -> float | None:
+        nats_per_token = loss(result)
+        return None if nats_per_token is None else math.log(result.vocabulary) - nats_per_token
 
-    baseline = where(rows, activation=SOFTMAX)
+    baseline = where(results, activation=SOFTMAX)
     return learned(
-        baseline, gain, LEARNED, lambda row: row.data, say=lambda value: f"{value:.2f} nats better than a uniform guess"
+        baseline,
+        gain,
+        LEARNED,
+        lambda result: result.data,
+        say=lambda value: f"{value:.2f} nats better than a uniform guess",
     )
 
 
@@ -108,12 +112,12 @@ def _said(over_half: Interval) -> str:
     return f", and 1 is ahead of ½ by {nats(over_half)}" if over_half.mean == over_half.mean else ""
 
 
-def _levels(rows: Sequence[TextResult]) -> str:
+def _levels(results: Sequence[TextResult]) -> str:
     """The loss of softmax and of the best other, if both are there."""
     means = {
         phi: fmean(found)
-        for phi in dict.fromkeys(row.phi for row in rows)
-        if (found := [value for row in where(rows, phi=phi) if (value := loss(row)) is not None])
+        for phi in dict.fromkeys(result.phi for result in results)
+        if (found := [value for result in where(results, phi=phi) if (value := loss(result)) is not None])
     }
     if len(means) < 2 or SOFTMAX not in means:
         return ""
