@@ -11,9 +11,9 @@ from nomax import study
 from nomax.phi import Phi
 from nomax.study.engine.experiment import Experiment, Measurement, TextExperiment
 from nomax.study.engine.result import MeasurementResult, Numbers, Result, TextResult
-from nomax.study.setup import Setup
-from nomax.study.studies import gate
-from nomax.study.text_setup import SETUPS, TextSetup
+from nomax.study.images import gate
+from nomax.study.images.setup import Setup
+from nomax.study.text.setup import SETUPS, TextSetup
 
 SETUP = Setup("test", models=("mu", "pico"), activations=("relu", "relu2", "identity"), probes=("digits",))
 

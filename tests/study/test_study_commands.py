@@ -18,13 +18,13 @@ import tyro
 from PIL import Image
 
 from nomax.study import STUDIES, load
-from nomax.study.commands import run as run_command
-from nomax.study.commands.manage import Draw, Export, List, Merge
+from nomax.study import command as run_command
 from nomax.study.engine.publication import Publication
 from nomax.study.engine.publish import note, publish, redraw
 from nomax.study.engine.store import Store
 from nomax.study.engine.verdict import Verdict
-from nomax.study.setup import SETUPS
+from nomax.study.images.setup import SETUPS
+from nomax.study.manage import Draw, Export, List, Merge
 
 TOY = str(Path(toy_study.__file__))
 

@@ -12,7 +12,7 @@ from nomax._figures import PHI
 from nomax.study.engine.figure import Figure
 from nomax.study.engine.publish import NO_CLAIM, markdown
 from nomax.study.engine.result import Result
-from nomax.study.studies import speed
+from nomax.study.images import speed
 from nomax.train.console import Stop
 
 NAMES = {

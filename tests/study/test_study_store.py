@@ -14,9 +14,9 @@ from filelock import FileLock
 from toy_study import result
 
 from nomax import _files
-from nomax.study.commands.manage import Export, Merge
 from nomax.study.engine.result import Result, where
 from nomax.study.engine.store import Store, merge
+from nomax.study.manage import Export, Merge
 
 KEYS = [f"{number:016x}" for number in range(6)]
 

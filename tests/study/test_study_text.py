@@ -20,9 +20,9 @@ from nomax.study.engine.figure import Figure
 from nomax.study.engine.publish import to_csv
 from nomax.study.engine.result import Result, TextResult, where
 from nomax.study.engine.store import Store
-from nomax.study.studies import memory, relu_attention
-from nomax.study.studies.text_common import Panel, collect, loss
-from nomax.study.text_setup import SETUPS, Settings, adapted
+from nomax.study.text import memory, relu_attention
+from nomax.study.text.setup import SETUPS, Settings
+from nomax.study.text.shared import Panel, collect, loss
 from nomax.train import VisionConfig
 from nomax.train.console import Stop
 
@@ -129,7 +129,7 @@ def test_documents_of_every_length_have_the_same_tokens_in_a_step_and_the_same_s
 
 
 def test_a_rate_that_is_given_is_that_of_every_run() -> None:
-    for run in text_grid("relu-attention", adapted(HOUR, lr=1e-3), (0,)):
+    for run in text_grid("relu-attention", HOUR.adapted(lr=1e-3), (0,)):
         assert run.config.lr == 1e-3
 
 
@@ -190,7 +190,7 @@ def test_rows_of_images_and_of_text_stand_in_one_table_and_one_store(tmp_path) -
 
 
 def test_a_setup_takes_other_values_and_shortens_its_warmup() -> None:
-    setup = adapted(HOUR, steps=20, data=None, seeds=(3,))
+    setup = HOUR.adapted(steps=20, data=None, seeds=(3,))
     assert (setup.steps, setup.warmup, setup.data, setup.seeds) == (20, 4, HOUR.data, (3,))
 
 

@@ -14,11 +14,11 @@ from nomax.console import Console
 from nomax.data.text.corpus import write_jsonl
 from nomax.evaluate import load_text
 from nomax.report import page as report
-from nomax.study import measures
-from nomax.study.commands import run as run_command
+from nomax.study import command as run_command
+from nomax.study.engine import measures
 from nomax.study.engine.store import Store
 from nomax.study.engine.worker import run_to_outcome
-from nomax.study.text_setup import SETUPS, adapted
+from nomax.study.text.setup import SETUPS
 from nomax.train import metrics
 from nomax.train.console import Stop
 from nomax.train.text import data as text_data
@@ -37,7 +37,7 @@ def tales(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def setup(tales):
-    return adapted(SETUPS["smoke"], data=str(tales))
+    return SETUPS["smoke"].adapted(data=str(tales))
 
 
 @pytest.fixture(autouse=True)
@@ -133,7 +133,7 @@ def test_whole_documents_are_looked_at_until_there_are_enough_pairs():
 
 
 def test_an_interrupted_run_goes_on_and_ends_as_if_it_had_not_been(setup, tmp_path):
-    run = adapted(setup, steps=12).run("relu/L", measures=())
+    run = setup.adapted(steps=12).run("relu/L", measures=())
     broken, whole = Store(tmp_path / "broken"), Store(tmp_path / "whole")
     assert do(run, broken, StopAfter(broken.folder(run.key), 5)) == 130
     assert broken.outcome(run.key) is None
@@ -143,7 +143,7 @@ def test_an_interrupted_run_goes_on_and_ends_as_if_it_had_not_been(setup, tmp_pa
 
 def test_a_run_that_diverges_is_a_result(setup, tmp_path):
     store = Store(tmp_path)
-    run = adapted(setup, lr=1e38).run("relu", measures=())
+    run = setup.adapted(lr=1e38).run("relu", measures=())
     assert do(run, store) == 0
     result = store.outcome(run.key)
     assert (result.status, result.loss) == ("diverged", None)

@@ -13,8 +13,8 @@ from nomax import study
 from nomax.study.engine.result import Result
 from nomax.study.engine.statistics import chosen_elsewhere, over_settings
 from nomax.study.engine.verdict import Verdict, above, points
-from nomax.study.studies import gate, initial
-from nomax.study.studies.alpha import growth_with_length
+from nomax.study.images import gate, initial
+from nomax.study.images.alpha import growth_with_length
 from nomax.train.console import Stop
 
 Accuracy = Callable[[Result], float]

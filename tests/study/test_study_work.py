@@ -19,8 +19,8 @@ from nomax.study.engine.experiment import ImageExperiment
 from nomax.study.engine.publish import to_csv
 from nomax.study.engine.store import Store
 from nomax.study.engine.worker import BUSY, run_to_outcome
-from nomax.study.setup import Setup
-from nomax.study.studies import gate
+from nomax.study.images import gate
+from nomax.study.images.setup import Setup
 from nomax.train import VisionConfig, metrics
 from nomax.train.console import Stop
 

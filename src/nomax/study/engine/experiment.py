@@ -191,7 +191,7 @@ class TextExperiment(TrainedExperiment):
 
     config: TextConfig
     measures: tuple[str, ...] = ()
-    """The others, by their names in nomax.study.measures.TEXT_MEASURES."""
+    """The others, by their names in nomax.study.engine.measures.TEXT_MEASURES."""
     test_pairs: int = 0
     """Pairs of the split that they look at, in whole documents from the first; 0: all of them."""
     split: Literal["test", "valid"] = "test"

@@ -10,7 +10,7 @@ import json
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from inspect import getdoc, signature
 from pathlib import Path
@@ -30,8 +30,6 @@ from nomax.study.engine.experiment import Experiment
 from nomax.study.engine.publication import Publication, diagnostics_json, read_diagnostics
 from nomax.study.engine.result import ImageResult, Result, TrainedResult, finals, trained
 from nomax.study.engine.store import OUTCOME, Store
-from nomax.study.setup import Setup
-from nomax.study.text_setup import TextSetup
 from nomax.train import metrics
 from nomax.train.run_folder import facts
 
@@ -53,7 +51,7 @@ LAYERS = 4
 
 def publish(
     module: "Study",
-    setup: Setup | TextSetup,
+    setup: Any,
     runs: Sequence[Experiment],
     store: Store,
     *,
@@ -107,7 +105,7 @@ def publish(
 
 
 def draw(
-    module: "Study", results: Sequence[Result], setup: Setup | TextSetup, diagnostics: Sequence[Mapping[str, Any]]
+    module: "Study", results: Sequence[Result], setup: Any, diagnostics: Sequence[Mapping[str, Any]]
 ) -> "list[Figure]":
     """Return the figures of a study. One whose `figures` takes a third argument gets the points of runs by key."""
     if len(signature(module.figures).parameters) < 3:
@@ -144,21 +142,21 @@ def redraw(folder: Path) -> list[Path]:
     return list(pictures)
 
 
-def _setup(plain: Mapping[str, Any], module: "Study") -> Setup | TextSetup:
+def _setup(plain: Mapping[str, Any], module: "Study") -> Any:
     """Rebuild a set-up from study.json."""
-    form: Callable[..., Setup | TextSetup] = TextSetup if study.kind(module) == "text" else Setup
-    names = signature(form).parameters
-    return form(**{name: tuple(v) if isinstance(v, list) else v for name, v in plain.items() if name in names})
+    setup_type = type(study.setups(study.kind(module))["default"])
+    names = signature(setup_type).parameters
+    return setup_type(**{name: tuple(v) if isinstance(v, list) else v for name, v in plain.items() if name in names})
 
 
-def note(setup: Setup | TextSetup, missing: int) -> str:
+def note(setup: Any, missing: int) -> str:
     """Return what a reader must know before anything else; empty if the results are what they should be."""
     said = ["smoke: these verdicts mean nothing"] * (setup.name == "smoke")
     said += [f"preliminary: {missing} run{'s are' if missing > 1 else ' is'} missing"] * (missing > 0)
     return "; ".join(said)
 
 
-def check_place(out: Path, setup: Setup | TextSetup, runs: int) -> None:
+def check_place(out: Path, setup: Any, runs: int) -> None:
     """Raise a FileExistsError if a folder holds results of more than so many runs, which these would replace.
 
     Those of another smoke run are worth nothing, and give way.

@@ -12,7 +12,7 @@ from nomax.study.engine.result import AnyResult, ImageResult, Result, TrainedRes
 from nomax.study.engine.statistics import Cell, Comparison, Interval, lengths, repeated, seeds, values
 
 if TYPE_CHECKING:
-    from nomax.study.setup import Setup
+    from nomax.study.images.setup import Setup
 
 Outcome = Literal["reproduced", "contradicted", "undecided"]
 

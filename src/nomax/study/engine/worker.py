@@ -25,7 +25,7 @@ import torch._dynamo  # which an optimiser imports at its first step: here, once
 from nomax import _files
 from nomax.console import Console
 from nomax.ops import build, cpu
-from nomax.study import measures
+from nomax.study.engine import measures
 from nomax.study.engine.experiment import Experiment, ImageExperiment, Measurement, TextExperiment
 from nomax.study.engine.result import Result
 from nomax.study.engine.store import Store

@@ -36,7 +36,7 @@ from nomax.study.engine.verdict import (
     scale,
     settle,
 )
-from nomax.study.setup import Length, Setup
+from nomax.study.images.setup import Length, Setup
 
 PAIRED = ("relu", "relu2")  # the h of the paper's Figs. 3 and 4
 # Their studies ask what something else changes, so the two α that differ the most, and three lengths, are enough.

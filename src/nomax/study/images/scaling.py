@@ -49,7 +49,7 @@ from nomax.study.engine.verdict import (
     settle,
     worst,
 )
-from nomax.study.setup import Setup
+from nomax.study.images.setup import Setup
 
 # Larger models need more steps to be the better ones.
 CHANGES = {

@@ -16,8 +16,8 @@ from nomax.study.engine.experiment import TextExperiment
 from nomax.study.engine.figure import Figure
 from nomax.study.engine.result import TextResult, where
 from nomax.study.engine.verdict import Verdict
-from nomax.study.studies.text_common import Panel, figure, loss, measurement
-from nomax.study.text_setup import Settings, TextSetup
+from nomax.study.text.setup import Settings, TextSetup
+from nomax.study.text.shared import Panel, figure, loss, measurement
 
 TITLE = "Which settings suit which attention for text?"
 CLAIMS: tuple[str, ...] = ()

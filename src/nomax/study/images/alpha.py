@@ -27,9 +27,9 @@ from nomax.study.engine.statistics import (
     values,
 )
 from nomax.study.engine.verdict import MARGIN, Verdict, above, agree, basis, percent, points, worst
-from nomax.study.setup import Setup
-from nomax.study.studies import alpha_sweep, initial, inside, speed
-from nomax.study.studies.alpha_sweep import Ground
+from nomax.study.images import initial, inside, over_alpha, speed
+from nomax.study.images.over_alpha import Ground
+from nomax.study.images.setup import Setup
 
 TITLE = "Which power of the sequence length?"
 CLAIMS = ("W-degrade", "W-alpha", "W-identity", "W-h", "W-init")
@@ -78,7 +78,7 @@ def figures(
         f"{_match(models)} The paper's Fig. 2 shows the same for S/32, S/16 and S/8 on ImageNet."
     )
     return [
-        alpha_sweep.figure(models, _lines(models), "alpha", title, caption),
+        over_alpha.figure(models, _lines(models), "alpha", title, caption),
         *([inside.figure(models, diagnostics)] if diagnostics else []),
         speed.figure(results),
         initial.figure(initial.collect(results), setup),
@@ -102,7 +102,7 @@ def _match(results: Sequence[ImageResult]) -> str:
 
 def verdicts(results: Sequence[Result], setup: Setup) -> list[Verdict]:
     """Judge the five claims, at the lengths where softmax has learned."""
-    ground = alpha_sweep.ground(finals(results), setup)
+    ground = over_alpha.ground(finals(results), setup)
     return [
         _degrades(ground),
         _best_alpha(ground),
@@ -112,11 +112,11 @@ def verdicts(results: Sequence[Result], setup: Setup) -> list[Verdict]:
     ]
 
 
-def _lines(results: Sequence[ImageResult]) -> list[alpha_sweep.Line]:
+def _lines(results: Sequence[ImageResult]) -> list[over_alpha.Line]:
     known = list(ACTIVATIONS)
     names = {result.activation for result in results if result.activation != SOFTMAX}
     order = sorted(names, key=lambda name: (known.index(name) if name in known else len(known), name))
-    return [alpha_sweep.Line(name, name) for name in order]
+    return [over_alpha.Line(name, name) for name in order]
 
 
 def _best_alpha(ground: Ground) -> Verdict:
@@ -125,29 +125,27 @@ def _best_alpha(ground: Ground) -> Verdict:
     lines = {
         (line.activation, tokens): line.of(results, tokens) for line in _lines(results) for tokens in lengths(results)
     }
-    cells = {pair: leads for pair, here in lines.items() if (leads := alpha_sweep.lead_of_near(here, accuracy))}
-    best = {
-        pair: place for pair, here in lines.items() if (place := alpha_sweep.best_alpha(here, accuracy)) is not None
-    }
+    cells = {pair: leads for pair, here in lines.items() if (leads := over_alpha.lead_of_near(here, accuracy))}
+    best = {pair: place for pair, here in lines.items() if (place := over_alpha.best_alpha(here, accuracy)) is not None}
     if not cells:
         return ground.nothing("W-alpha", "No two seeds have all α of an h and a length, some close to 1 and some not")
     lead = over_settings(cells)
-    near = sum(abs(place.place - 1) <= alpha_sweep.NEAR for place in best.values())
+    near = sum(abs(place.place - 1) <= over_alpha.NEAR for place in best.values())
     listed = "; ".join(
         f"{name} {', '.join(f'{best[pair].place:g} at L = {pair[1]}' for pair in best if pair[0] == name)}"
         for name in dict.fromkeys(name for name, _ in best)
     )
     sentence = (
-        f"The best α within {alpha_sweep.NEAR:g} of 1 minus the best further away, both as the other seeds choose "
+        f"The best α within {over_alpha.NEAR:g} of 1 minus the best further away, both as the other seeds choose "
         f"them: {points(lead)} ({basis(results, cells)}; the interval is over the settings). "
-        f"The highest mean lies within {alpha_sweep.NEAR:g} of 1 in {near} of {len(best)} pairs of h and L "
-        f"(a random choice from the grid: {alpha_sweep.near_by_chance(results):.0%}). Best α: {listed}. "
+        f"The highest mean lies within {over_alpha.NEAR:g} of 1 in {near} of {len(best)} pairs of h and L "
+        f"(a random choice from the grid: {over_alpha.near_by_chance(results):.0%}). Best α: {listed}. "
         "Reproduced if the interval is above 0, contradicted if below."
     )
     numbers = {
         "lead": lead,
         "pairs whose best is near": [near, len(best)],
-        "by chance": alpha_sweep.near_by_chance(results),
+        "by chance": over_alpha.near_by_chance(results),
         "lead by pair": {f"{h}, L = {tokens}": contrast([entries]) for (h, tokens), entries in cells.items()},
         "best": {f"{h}, L = {tokens}": [place.place, place.low, place.high] for (h, tokens), place in best.items()},
     }
@@ -162,7 +160,7 @@ def _no_winner(ground: Ground) -> Verdict:
         name: values(where(results, activation=name), lambda result: result.tokens, accuracy)
         for name in dict.fromkeys(result.activation for result in results)
     }
-    shared = alpha_sweep.shared_by_most(by_h)
+    shared = over_alpha.shared_by_most(by_h)
     by_h = {name: {key: scores[key] for key in shared} for name, scores in by_h.items() if shared <= scores.keys()}
     if len({min(name, TWINS.get(name, name)) for name in by_h}) < 2 or not shared:
         return ground.nothing("W-h", "No seed and length has two h at α = 1 yet")

@@ -19,10 +19,10 @@ from nomax.study.engine.figure import Figure
 from nomax.study.engine.result import TextResult, where
 from nomax.study.engine.statistics import Interval, comparison, over_settings, pooled
 from nomax.study.engine.verdict import Premise, Verdict, above, learned
-from nomax.study.studies import alpha_sweep
-from nomax.study.studies.text_common import MARGIN, Panel, basis, figure, judged, loss, nats, quality
-from nomax.study.studies.text_common import lead as by_seed
-from nomax.study.text_setup import TextSetup
+from nomax.study.images import over_alpha
+from nomax.study.text.setup import TextSetup
+from nomax.study.text.shared import MARGIN, Panel, basis, figure, judged, loss, nats, quality
+from nomax.study.text.shared import lead as by_seed
 
 TITLE = "Does the vision paper's L^-1 carry over to text?"
 CLAIMS = ("Q-text",)
@@ -34,7 +34,7 @@ NEAR = 0.25  # of 1: the second paper's L^-½ is another answer
 
 def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextExperiment]:
     """Every h with every α, and softmax. One seed after the other, so a budget cuts off whole seeds."""
-    phis = [alpha_sweep.phi(activation, alpha) for activation in setup.activations for alpha in setup.alphas]
+    phis = [over_alpha.phi(activation, alpha) for activation in setup.activations for alpha in setup.alphas]
     return [
         setup.run(phi, task="language", documents=setup.text_length, seed=seed, measures=())
         for seed in seeds
@@ -66,8 +66,8 @@ def verdicts(results: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
     """Judge whether the best α is close to 1, as for images."""
     swept = [result for result in results if result.activation != SOFTMAX]
     by_h = {name: where(swept, activation=name) for name in dict.fromkeys(result.activation for result in swept)}
-    cells = {name: leads for name, here in by_h.items() if (leads := alpha_sweep.lead_of_near(here, quality, NEAR))}
-    best = {name: place for name, here in by_h.items() if (place := alpha_sweep.best_alpha(here, quality)) is not None}
+    cells = {name: leads for name, here in by_h.items() if (leads := over_alpha.lead_of_near(here, quality, NEAR))}
+    best = {name: place for name, here in by_h.items() if (place := over_alpha.best_alpha(here, quality)) is not None}
     lead = over_settings(cells)
     over_half = pooled(by_seed(where(swept, alpha=1.0), where(swept, alpha=0.5), lambda result: result.activation))
     near = sum(abs(place.place - 1) <= NEAR for place in best.values())
@@ -76,14 +76,14 @@ def verdicts(results: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
         f"The best α within {NEAR:g} of 1 is ahead of the best further away, both as the other seeds choose them, by "
         f"{nats(lead)}{_said(over_half)} ({basis(swept, cells)}; the first interval is over the h). "
         f"The lowest mean lies within {NEAR:g} of 1 for {near} of {len(best)} h "
-        f"(a random choice from the grid: {alpha_sweep.near_by_chance(swept, NEAR):.0%}). "
+        f"(a random choice from the grid: {over_alpha.near_by_chance(swept, NEAR):.0%}). "
         f"Best α: {listed}. {_levels(results)}Reproduced if the interval is above 0, contradicted if below."
     )
     numbers = {
         "lead": lead,
         "h whose best is near": [near, len(best)],
         "lead over ½": [over_half.mean, over_half.low, over_half.high],
-        "by chance": alpha_sweep.near_by_chance(swept, NEAR),
+        "by chance": over_alpha.near_by_chance(swept, NEAR),
         "best": {name: [place.place, place.low, place.high] for name, place in best.items()},
     }
     noise = {"the lead": comparison(cells, [0.0], margin=MARGIN, unit="nats", over="settings")}

@@ -17,7 +17,7 @@ from nomax.study.engine.figure import Figure, Table, legend, nothing_yet, percen
 from nomax.study.engine.result import ImageResult
 from nomax.study.engine.statistics import accuracy
 from nomax.study.engine.verdict import Verdict, percent
-from nomax.study.setup import HELD_OUT, Setup
+from nomax.study.images.setup import HELD_OUT, Setup
 
 TITLE = "Which learning rate suits which φ?"
 CLAIMS: tuple[str, ...] = ()

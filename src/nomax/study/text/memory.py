@@ -20,7 +20,8 @@ from nomax.study.engine.figure import Figure
 from nomax.study.engine.result import TextResult, finals, where
 from nomax.study.engine.statistics import comparison, contrast, pooled
 from nomax.study.engine.verdict import Verdict, above, within, worst
-from nomax.study.studies.text_common import (
+from nomax.study.text.setup import TextSetup
+from nomax.study.text.shared import (
     MARGIN,
     Lead,
     Panel,
@@ -35,7 +36,6 @@ from nomax.study.studies.text_common import (
     translates,
     turned,
 )
-from nomax.study.text_setup import TextSetup
 
 TITLE = "Is a feed-forward layer a memory, and does softmax harm it?"
 CLAIMS = ("S-softmax-ffn", "S-ln", "S-slots", "S-central", "S-variance")

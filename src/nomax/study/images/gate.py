@@ -26,19 +26,19 @@ from nomax.study.engine.figure import Figure, Table, legend, nothing_yet, sheet
 from nomax.study.engine.result import Numbers, Result, finals, measured, trained, where
 from nomax.study.engine.statistics import Interval, accuracy, comparison, contrast, lengths, paired, pooled, values
 from nomax.study.engine.verdict import MARGIN, Outcome, Verdict, above, basis, plain, points, within
-from nomax.study.setup import Setup
-from nomax.study.studies import alpha_sweep
+from nomax.study.images import over_alpha
+from nomax.study.images.setup import Setup
 from nomax.train.console import Stop
 
-CHANGES = alpha_sweep.PAIRED_LENGTHS
+CHANGES = over_alpha.PAIRED_LENGTHS
 TITLE = "Does a gate remove the need for length scaling?"
 CLAIMS = ("W-gate", "W-gatecost")
 
 GATE: Gate = "silu"
 CHOICES: tuple[Gate | None, ...] = (None, GATE)
 LINES = [
-    alpha_sweep.Line(f"{name}{', gate' * (gate is not None)}", name, gate=gate, broken=gate is not None)
-    for name in alpha_sweep.PAIRED
+    over_alpha.Line(f"{name}{', gate' * (gate is not None)}", name, gate=gate, broken=gate is not None)
+    for name in over_alpha.PAIRED
     for gate in CHOICES
 ]
 
@@ -99,7 +99,7 @@ class GateCost(Measurement):
 
 def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
     """Both h with every α, with and without the gate, at every length; softmax without; and the gate's cost."""
-    return [*alpha_sweep.pairs(setup, seeds, [{"gate": gate} for gate in CHOICES]), *costs_to_measure(setup)]
+    return [*over_alpha.pairs(setup, seeds, [{"gate": gate} for gate in CHOICES]), *costs_to_measure(setup)]
 
 
 def costs_to_measure(setup: Setup) -> list[GateCost]:
@@ -119,16 +119,16 @@ def figures(results: Sequence[Result], setup: Setup) -> list[Figure]:
         "paper's Fig. 4 shows the same for S/32, S/16 and S/8."
     )
     title = "Accuracy over α with and without a gate"
-    return [alpha_sweep.figure(trained(results), LINES, "gate", title, caption), cost_figure(collect_costs(results))]
+    return [over_alpha.figure(trained(results), LINES, "gate", title, caption), cost_figure(collect_costs(results))]
 
 
 def verdicts(results: Sequence[Result], setup: Setup) -> list[Verdict]:
     """Judge whether α = 1 still helps with a gate, and whether the gate costs what the paper says."""
-    return [_still_needed(alpha_sweep.ground(finals(results), setup)), cost_verdict(collect_costs(results))]
+    return [_still_needed(over_alpha.ground(finals(results), setup)), cost_verdict(collect_costs(results))]
 
 
-def _still_needed(ground: alpha_sweep.Ground) -> Verdict:
-    results = [result for result in ground.same if result.activation in alpha_sweep.PAIRED and result.qk_norm]
+def _still_needed(ground: over_alpha.Ground) -> Verdict:
+    results = [result for result in ground.same if result.activation in over_alpha.PAIRED and result.qk_norm]
     gains = {}
     for gate in (GATE, None):
         scaled, unscaled = (
@@ -159,7 +159,7 @@ def _still_needed(ground: alpha_sweep.Ground) -> Verdict:
         f"{line.label}, L = {tokens}": [place.place, place.low, place.high]
         for line in LINES
         for tokens in lengths(results)
-        if (place := alpha_sweep.best_alpha(line.of(results, tokens), accuracy)) is not None
+        if (place := over_alpha.best_alpha(line.of(results, tokens), accuracy)) is not None
     }
     numbers = {"gain": gain, "gain without a gate": without, "by length": by_length, "best α": best}
     noise = {"the gain with a gate": comparison(cells, [0.0], margin=MARGIN)}

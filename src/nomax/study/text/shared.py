@@ -15,7 +15,7 @@ from nomax.study.engine.result import TextResult, where
 from nomax.study.engine.statistics import Comparison, Interval, paired, pooled, seeds, values
 from nomax.study.engine.verdict import Outcome, Premise, Verdict, agree, difference, learned, plain, settle
 from nomax.study.engine.verdict import basis as basis_of
-from nomax.study.text_setup import TextSetup
+from nomax.study.text.setup import TextSetup
 
 Cell = TypeVar("Cell", bound=Hashable)
 

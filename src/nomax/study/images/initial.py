@@ -21,7 +21,7 @@ from nomax.study.engine.figure import MARKERS, Figure, Table, legend, nothing_ye
 from nomax.study.engine.result import Numbers, Result, measured
 from nomax.study.engine.statistics import Interval, contrast, slope_weights
 from nomax.study.engine.verdict import Verdict, above, plain
-from nomax.study.setup import Setup, source
+from nomax.study.images.setup import Setup, source
 from nomax.train.console import Stop
 
 SEEDS = tuple(range(8))

@@ -18,11 +18,12 @@ from typing import Any
 from nomax.phi import SOFTMAX
 from nomax.study.engine.experiment import RELUFORMERS, TextExperiment
 from nomax.study.engine.figure import Figure
+from nomax.study.engine.measures import FAR, FREQUENT
 from nomax.study.engine.result import TextResult, where
 from nomax.study.engine.statistics import Comparison, Interval, comparison, contrast, paired, pooled, repeated, values
 from nomax.study.engine.verdict import Outcome, Premise, Verdict, above, difference, worst
-from nomax.study.measures import FAR, FREQUENT
-from nomax.study.studies.text_common import (
+from nomax.study.text.setup import TextSetup
+from nomax.study.text.shared import (
     MARGIN,
     Panel,
     basis,
@@ -37,7 +38,6 @@ from nomax.study.studies.text_common import (
     translates,
     turned,
 )
-from nomax.study.text_setup import TextSetup
 
 TITLE = "Is ReLU attention better for long documents?"
 CLAIMS = ("S-long", "S-distant")

@@ -33,7 +33,8 @@ from nomax.study.engine.figure import Figure, Table, nothing_yet, sheet
 from nomax.study.engine.result import Numbers, Result, TextResult, measured, trained, where
 from nomax.study.engine.statistics import Interval, comparison, contrast, paired, pooled, values
 from nomax.study.engine.verdict import Premise, Verdict, above, difference, plain, worst
-from nomax.study.studies.text_common import (
+from nomax.study.text.setup import TextSetup
+from nomax.study.text.shared import (
     MARGIN,
     Lead,
     Panel,
@@ -47,7 +48,6 @@ from nomax.study.studies.text_common import (
     translates,
     turned,
 )
-from nomax.study.text_setup import TextSetup
 from nomax.train.console import Stop
 
 TITLE = "Can ReLU replace softmax in attention for text?"
