@@ -12,7 +12,7 @@ from nomax._figures import PHI
 from nomax.study.engine.figure import Figure
 from nomax.study.engine.publish import NO_CLAIM, markdown
 from nomax.study.engine.result import Result
-from nomax.study.images import speed
+from nomax.study.images import alpha
 from nomax.train.console import Stop
 
 NAMES = {
@@ -158,12 +158,12 @@ def test_what_attention_did_is_drawn_for_softmax_and_relu_at_the_shortest_and_lo
 
 
 def test_the_speed_of_attention_is_measured_in_both_precisions_and_told_in_times_of_relu() -> None:
-    run = dataclasses.replace(speed.measurements()[0], length=8, rounds=3)
+    run = dataclasses.replace(alpha.speed_measurements()[0], length=8, rounds=3)
     numbers = run.measure(Stop())
     assert set(numbers) == {"relu/L", "softmax"}
     assert all(len(times) == 3 and min(times) > 0 for times in numbers.values())
-    assert {(result.dtype, result.length) for result in speed.measurements()} == {
-        (dtype, length) for dtype in ("float32", "bfloat16") for length in speed.LENGTHS
+    assert {(result.dtype, result.length) for result in alpha.speed_measurements()} == {
+        (dtype, length) for dtype in ("float32", "bfloat16") for length in alpha.LENGTHS
     }
-    found = speed.ratios([run.result("done", numbers={"relu/L": [1.0, 2.0], "softmax": [3.0, 4.0]})])
+    found = alpha.speed_ratios([run.result("done", numbers={"relu/L": [1.0, 2.0], "softmax": [3.0, 4.0]})])
     assert found["float32", 8].mean == 2.5

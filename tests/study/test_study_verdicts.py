@@ -13,7 +13,7 @@ from nomax import study
 from nomax.study.engine.result import Result
 from nomax.study.engine.statistics import chosen_elsewhere, over_settings
 from nomax.study.engine.verdict import Verdict, above, points
-from nomax.study.images import gate, initial
+from nomax.study.images import gate, weights
 from nomax.study.images.alpha import growth_with_length
 from nomax.train.console import Stop
 
@@ -199,24 +199,24 @@ def test_identity(outcome: str, gain: float, spread: float) -> None:
 def test_the_mean_weight_at_initialisation(outcome: str, power: float, spread: float) -> None:
     result = image_results("alpha", lambda result: 0.5)[0]
     starts = tuple(
-        initial.Start("relu", 1.0, n, seed, 0.4 * n**-power * math.exp(noise(result, spread, f"{n} {seed}")))
+        weights.Start("relu", 1.0, n, seed, 0.4 * n**-power * math.exp(noise(result, spread, f"{n} {seed}")))
         for n in (4, 16, 49, 196)
-        for seed in initial.SEEDS
+        for seed in weights.SEEDS
     )
-    verdict = initial.verdict(starts, SETUP)
+    verdict = weights.initial_verdict(starts, SETUP)
     assert verdict.verdict == outcome, verdict.sentence
 
 
 def test_the_mean_weight_of_real_untrained_models() -> None:
     """Softmax has exactly 1/L, relu/L about E[relu] / L, and identity about nothing."""
-    runs = initial.measurements(SETUP)
-    found = initial.collect([run.result("done", numbers=run.measure(Stop())) for run in runs])
-    softmax = initial.sums(found, "softmax", 0.0)
+    runs = weights.measurements(SETUP)
+    found = weights.collect([run.result("done", numbers=run.measure(Stop())) for run in runs])
+    softmax = weights.sums(found, "softmax", 0.0)
     assert list(softmax) == [4, 16, 49, 196]
     assert list(softmax.values()) == pytest.approx([1, 1, 1, 1])
-    for tokens, value in initial.sums(found, "relu").items():
+    for tokens, value in weights.sums(found, "relu").items():
         assert value == pytest.approx(1 / math.sqrt(2 * math.pi), abs=0.25), tokens
-    assert initial.verdict(found, SETUP).verdict in ("reproduced", "undecided")
+    assert weights.initial_verdict(found, SETUP).verdict in ("reproduced", "undecided")
 
 
 def qk_norm(relu: float, relu2: float) -> Accuracy:

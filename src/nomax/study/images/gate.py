@@ -11,7 +11,6 @@ results/gate/verdicts.md.
 """
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -21,10 +20,20 @@ import torch
 from nomax import _figures
 from nomax.models import ViT, ViTConfig
 from nomax.nn.attention import Gate
-from nomax.study.engine.experiment import Experiment, Measurement, vit_macs
-from nomax.study.engine.figure import Figure, Table, legend, nothing_yet, sheet
+from nomax.study.engine.experiment import Experiment, ViTMeasurement, cpu_seconds, vit_macs
+from nomax.study.engine.figure import BROKEN, Figure, Table, handle, legend, nothing_yet, percent_axis, sheet
 from nomax.study.engine.result import Numbers, Result, finals, measured, trained, where
-from nomax.study.engine.statistics import Interval, accuracy, comparison, contrast, lengths, paired, pooled, values
+from nomax.study.engine.statistics import (
+    Interval,
+    accuracy,
+    best_alpha,
+    comparison,
+    contrast,
+    lengths,
+    paired,
+    pooled,
+    values,
+)
 from nomax.study.engine.verdict import MARGIN, Outcome, Verdict, above, basis, plain, points, within
 from nomax.study.images import over_alpha
 from nomax.study.images.setup import Setup
@@ -50,27 +59,16 @@ ABOUT = (PAPER / 2, PAPER * 2)  # from half to double: another machine can be he
 
 
 @dataclass(frozen=True)
-class GateCost(Measurement):
+class GateCost(ViTMeasurement):
     """The CPU time of steps of training with and without a gate, which take turns."""
 
     kind: ClassVar[str] = "gate-cost"
     alone: ClassVar[bool] = True
 
-    model: ViTConfig
-    """Without the gate."""
     gate: Gate
+    """That of the second model; the first has none."""
     rounds: int = ROUNDS
     step_tokens: int = TOKENS
-
-    @property
-    def variant(self) -> str:
-        """The model, in a word."""
-        return self.model.variant
-
-    @property
-    def tokens(self) -> int:
-        """The length of sequences."""
-        return self.model.tokens
 
     @property
     def images(self) -> int:
@@ -85,16 +83,12 @@ class GateCost(Measurement):
     def measure(self, stop: Stop) -> Numbers | None:
         """Time both models in every round, and return the ratios: with the gate over without it."""
         gated = replace(self.model, gate=self.gate)
-        steps = [_Step(config, self.images) for config in (self.model, gated)]
-        for step in steps:
-            step()  # warms up
-        ratios = []
-        for _ in range(self.rounds):
-            if stop.asked:
-                return None
-            without, with_gate = (step() for step in steps)
-            ratios.append(with_gate / without)
-        return {RATIOS: tuple(ratios), ADDED: (vit_macs(gated) / vit_macs(self.model) - 1,)}
+        steps = {"without": _Step(self.model, self.images), "with": _Step(gated, self.images)}
+        seconds = cpu_seconds(steps, self.rounds, stop)
+        if seconds is None:
+            return None
+        ratios = tuple(more / less for more, less in zip(seconds["with"], seconds["without"], strict=True))
+        return {RATIOS: ratios, ADDED: (vit_macs(gated) / vit_macs(self.model) - 1,)}
 
 
 def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
@@ -155,12 +149,8 @@ def _still_needed(ground: over_alpha.Ground) -> Verdict:
     outcome: Outcome = "reproduced" if above(gain, 0) == "reproduced" else "undecided"
     if above(without, 0) == "reproduced" and above(gain, MARGIN) == "contradicted":
         outcome = "contradicted"
-    best = {
-        f"{line.label}, L = {tokens}": [place.place, place.low, place.high]
-        for line in LINES
-        for tokens in lengths(results)
-        if (place := over_alpha.best_alpha(line.of(results, tokens), accuracy)) is not None
-    }
+    lines = {f"{line.label}, L = {n}": line.of(results, n) for line in LINES for n in lengths(results)}
+    best = {name: [best.place, best.low, best.high] for name, best in best_alpha(lines, accuracy).best.items()}
     numbers = {"gain": gain, "gain without a gate": without, "by length": by_length, "best α": best}
     noise = {"the gain with a gate": comparison(cells, [0.0], margin=MARGIN)}
     return ground.settle("W-gate", outcome, sentence, numbers, noise)
@@ -237,7 +227,7 @@ def _listed(cost: Cost) -> tuple[str | int | float, ...]:
 
 
 class _Step:
-    """A step of training on random images: returns the seconds of CPU time that it took."""
+    """A step of training on random images."""
 
     def __init__(self, config: ViTConfig, count: int) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -249,18 +239,13 @@ class _Step:
             self.model = ViT.from_config(config)
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
 
-    def __call__(self) -> float:
-        start = time.process_time()
+    def __call__(self) -> None:
         torch.nn.functional.cross_entropy(self.model(self.images), self.labels).backward()
         self.optimiser.step()
         self.optimiser.zero_grad()
-        return time.process_time() - start
 
 
 def _paint_costs(costs: Sequence[Cost]) -> Any:
-    from matplotlib.lines import Line2D
-    from matplotlib.ticker import PercentFormatter
-
     picture, (axis,) = sheet(1, height=3.4)
     timed, counted = _figures.colour_of("relu").light, _figures.SOFT.light
     if not costs:
@@ -269,16 +254,16 @@ def _paint_costs(costs: Sequence[Cost]) -> Any:
         axis.plot([place, place], [cost.time.low, cost.time.high], "-", lw=2.2, color=timed, zorder=3)
         axis.plot(place, cost.time.mean, "o", ms=8, color=timed, zorder=4)
         axis.plot(place + 0.12, cost.macs, "s", ms=7, color=counted, zorder=4)
-    axis.axhline(PAPER, color=_figures.INK.light, lw=1.3, ls=(0, (5, 3)))
+    axis.axhline(PAPER, color=_figures.INK.light, lw=1.3, ls=BROKEN)
     axis.axhline(0, color=_figures.SOFT.light, lw=0.8)
     axis.set_xticks(range(len(costs)), [f"{cost.variant} (L = {cost.tokens})" for cost in costs])
     axis.set_xlim(-0.6, max(len(costs), 1) - 0.4)
-    axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None, symbol=" %"))
+    percent_axis(axis)
     axis.set_ylabel("added by the gate")
     handles = [
-        Line2D([], [], color=timed, marker="o", ms=8, lw=2.2, label="CPU time, 95 % interval"),
-        Line2D([], [], color=counted, marker="s", ms=7, ls="", label="multiply-adds"),
-        Line2D([], [], color=_figures.INK.light, lw=1.3, ls=(0, (5, 3)), label="paper, S/8"),
+        handle("CPU time, 95 % interval", color=timed, marker="o", ms=8, lw=2.2),
+        handle("multiply-adds", color=counted, marker="s", ms=7, ls=""),
+        handle("paper, S/8", color=_figures.INK.light, lw=1.3, ls=BROKEN),
     ]
     legend(picture, handles, columns=3)
     return picture

@@ -2,28 +2,30 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
 from nomax import _figures
-from nomax._figures import INK, PAPER
+from nomax._figures import PAPER
 from nomax.phi import SOFTMAX, Phi
 from nomax.study.claims import ACCURACY_BARS
 from nomax.study.engine.experiment import Experiment
-from nomax.study.engine.figure import MARKERS, Figure, Table, legend, nothing_yet, percent_axis, sheet
-from nomax.study.engine.result import AnyResult, ImageResult, where
-from nomax.study.engine.statistics import (
-    Best,
-    Comparison,
-    Interval,
-    accuracy,
-    best,
-    chosen_elsewhere,
-    lengths,
-    seeds,
+from nomax.study.engine.figure import (
+    BROKEN,
+    LOST,
+    MARKERS,
+    Figure,
+    Table,
+    handle,
+    legend,
+    nothing_yet,
+    percent_axis,
+    sheet,
 )
+from nomax.study.engine.result import ImageResult, where
+from nomax.study.engine.statistics import Comparison, Interval, accuracy, lengths, seeds
 from nomax.study.engine.verdict import (
     CHANCE_NOTE,
     Outcome,
@@ -49,7 +51,6 @@ PAIRED_LENGTHS = {
     }
 }
 MAIN = "relu"  # the h that the paper settles on, drawn the strongest
-NEAR = 0.5  # "close to 1": at most half way to α = 0 or 2, the ends of the paper's axis
 REACH = 3  # how many times as far down from the median the y axis may go as it goes up
 
 
@@ -163,11 +164,6 @@ def shared_by_most(by_name: Mapping[str, Mapping[tuple[int, int], float]]) -> se
     return {place for place, count in counts.items() if count == most}
 
 
-def phi(activation: str, alpha: float) -> str:
-    """L^-α · h in our notation."""
-    return str(Phi(activation, alpha))
-
-
 def pairs(setup: Setup, seeds: Sequence[int], choices: Sequence[Mapping[str, Any]]) -> list[Experiment]:
     """Both h of PAIRED with every α and each of the choices, at every length; and softmax as it is.
 
@@ -198,45 +194,6 @@ def curve(results: Sequence[ImageResult]) -> list[Point]:
         if entries:
             points.append(Point(alpha, entries, sum(result.status == "diverged" for result in here)))
     return points
-
-
-def best_alpha(results: Sequence[AnyResult], score: Callable[[AnyResult], float | None]) -> Best | None:
-    """Return where a line's runs of one length score highest, over the seeds that have every α; None without one."""
-    grid, whole = _curves(results, score)
-    return best(whole, grid) if whole and len(grid) > 1 else None
-
-
-def lead_of_near(
-    results: Sequence[AnyResult], score: Callable[[AnyResult], float | None], within: float = NEAR
-) -> list[float]:
-    """Return by how much a line's best α close to 1 beats its best further away, for each seed that has every α.
-
-    Which α is the best of each kind is what the other seeds say, so that a lucky run is not chosen for being lucky.
-    It makes the seeds depend on each other: intervals are to be taken over lines and lengths.
-    """
-    grid, whole = _curves(results, score)
-    near = [abs(alpha - 1) <= within for alpha in grid]
-    return chosen_elsewhere(whole, near) if len(whole) > 1 and len(set(near)) == 2 else []
-
-
-def near_by_chance(results: Sequence[AnyResult], within: float = NEAR) -> float:
-    """The share of the α of a grid that is close to 1."""
-    grid = sorted({result.alpha for result in results})
-    return fmean([abs(alpha - 1) <= within for alpha in grid]) if grid else float("nan")
-
-
-def _curves(
-    results: Sequence[AnyResult], score: Callable[[AnyResult], float | None]
-) -> tuple[list[float], list[list[float]]]:
-    """The grid of α, and the scores over it of every seed that has them all."""
-    grid = sorted({result.alpha for result in results})
-    by_seed: dict[int, dict[float, float]] = {}
-    for result in results:
-        value = score(result)
-        if value is not None:
-            by_seed.setdefault(result.seed, {})[result.alpha] = value
-    scores = [by_seed[seed] for seed in sorted(by_seed) if len(by_seed[seed]) == len(grid)]
-    return grid, [[by_alpha[alpha] for alpha in grid] for by_alpha in scores]
 
 
 def figure(results: Sequence[ImageResult], lines: Sequence[Line], name: str, title: str, caption: str) -> Figure:
@@ -301,12 +258,8 @@ def _ends(points: Sequence[Point]) -> str:
 
 
 def _paint(results: Sequence[ImageResult], lines: Sequence[Line]) -> Any:
-    from matplotlib.lines import Line2D
-
-    sets = {
-        name: lengths(where(results, data=name))
-        for name in dict.fromkeys(result.data for result in _by_length(results))
-    }
+    by_length = sorted(results, key=lambda result: result.tokens)
+    sets = {name: lengths(where(results, data=name)) for name in dict.fromkeys(result.data for result in by_length)}
     across = max(map(len, sets.values()), default=1)
     height = 3.1 * max(len(sets), 1) + 0.9
     picture, axes = sheet(across, height=height, rows=max(len(sets), 1))
@@ -318,18 +271,14 @@ def _paint(results: Sequence[ImageResult], lines: Sequence[Line]) -> Any:
         for axis in in_row[len(panels) :]:
             axis.set_axis_off()
     drawn = [line for line in lines if any(line.of(results, tokens) for tokens in lengths(results))]
-    handles = [Line2D([], [], label=line.label, **_look(line)) for line in drawn]
+    handles = [handle(line.label, **_look(line)) for line in drawn]
     if where(results, activation=SOFTMAX):
-        handles.append(Line2D([], [], color=_figures.colour_of(SOFTMAX).light, lw=1.6, ls=(0, (5, 3)), label="softmax"))
+        handles.append(handle("softmax", color=_figures.colour_of(SOFTMAX).light, lw=1.6, ls=BROKEN))
     if any(result.status == "diverged" for result in results):
-        handles.append(Line2D([], [], ls="", marker="x", ms=8, mew=2, color=INK.light, label="diverged"))
+        handles.append(handle("diverged", **LOST))
     if handles:
         legend(picture, handles)
     return picture
-
-
-def _by_length(results: Sequence[ImageResult]) -> list[ImageResult]:
-    return sorted(results, key=lambda result: result.tokens)
 
 
 def _paint_set(
@@ -345,7 +294,7 @@ def _paint_set(
         for point in curve(Line(SOFTMAX, SOFTMAX).of(results, tokens)):
             colour = _figures.colour_of(SOFTMAX).light
             axis.axhspan(min(point.entries), max(point.entries), color=colour, alpha=0.13, lw=0)
-            axis.axhline(point.mean, color=colour, lw=1.6, ls=(0, (5, 3)), zorder=2.5)
+            axis.axhline(point.mean, color=colour, lw=1.6, ls=BROKEN, zorder=2.5)
         axis.set_title(f"{name}, L = {tokens:,}".removeprefix(", "))
         axis.set_xlabel("exponent α")
         axis.set_xticks(sorted({*range(math.ceil(min(alphas)), int(max(alphas)) + 1), min(alphas), max(alphas)}))

@@ -13,16 +13,14 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from nomax.phi import SOFTMAX
+from nomax.phi import SOFTMAX, Phi
 from nomax.study.engine.experiment import TextExperiment
 from nomax.study.engine.figure import Figure
 from nomax.study.engine.result import TextResult, where
-from nomax.study.engine.statistics import Interval, comparison, over_settings, pooled
+from nomax.study.engine.statistics import Interval, best_alpha, comparison, pooled
 from nomax.study.engine.verdict import Premise, Verdict, above, learned
-from nomax.study.images import over_alpha
 from nomax.study.text.setup import TextSetup
-from nomax.study.text.shared import MARGIN, Panel, basis, figure, judged, loss, nats, quality
-from nomax.study.text.shared import lead as by_seed
+from nomax.study.text.shared import MARGIN, Panel, basis, figure, judged, lead, loss, nats, quality
 
 TITLE = "Does the vision paper's L^-1 carry over to text?"
 CLAIMS = ("Q-text",)
@@ -34,7 +32,7 @@ NEAR = 0.25  # of 1: the second paper's L^-½ is another answer
 
 def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextExperiment]:
     """Every h with every α, and softmax. One seed after the other, so a budget cuts off whole seeds."""
-    phis = [over_alpha.phi(activation, alpha) for activation in setup.activations for alpha in setup.alphas]
+    phis = [str(Phi(activation, alpha)) for activation in setup.activations for alpha in setup.alphas]
     return [
         setup.run(phi, task="language", documents=setup.text_length, seed=seed, measures=())
         for seed in seeds
@@ -66,28 +64,26 @@ def verdicts(results: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
     """Judge whether the best α is close to 1, as for images."""
     swept = [result for result in results if result.activation != SOFTMAX]
     by_h = {name: where(swept, activation=name) for name in dict.fromkeys(result.activation for result in swept)}
-    cells = {name: leads for name, here in by_h.items() if (leads := over_alpha.lead_of_near(here, quality, NEAR))}
-    best = {name: place for name, here in by_h.items() if (place := over_alpha.best_alpha(here, quality)) is not None}
-    lead = over_settings(cells)
-    over_half = pooled(by_seed(where(swept, alpha=1.0), where(swept, alpha=0.5), lambda result: result.activation))
-    near = sum(abs(place.place - 1) <= NEAR for place in best.values())
+    alphas = best_alpha(by_h, quality, NEAR)
+    best, cells = alphas.best, alphas.leads
+    over_half = pooled(lead(where(swept, alpha=1.0), where(swept, alpha=0.5), lambda result: result.activation))
     listed = ", ".join(f"{name} {place.place:g}" for name, place in best.items())
     sentence = (
         f"The best α within {NEAR:g} of 1 is ahead of the best further away, both as the other seeds choose them, by "
-        f"{nats(lead)}{_said(over_half)} ({basis(swept, cells)}; the first interval is over the h). "
-        f"The lowest mean lies within {NEAR:g} of 1 for {near} of {len(best)} h "
-        f"(a random choice from the grid: {over_alpha.near_by_chance(swept, NEAR):.0%}). "
+        f"{nats(alphas.lead)}{_said(over_half)} ({basis(swept, cells)}; the first interval is over the h). "
+        f"The lowest mean lies within {NEAR:g} of 1 for {alphas.near} of {len(best)} h "
+        f"(a random choice from the grid: {alphas.by_chance:.0%}). "
         f"Best α: {listed}. {_levels(results)}Reproduced if the interval is above 0, contradicted if below."
     )
     numbers = {
-        "lead": lead,
-        "h whose best is near": [near, len(best)],
+        "lead": alphas.lead,
+        "h whose best is near": [alphas.near, len(best)],
         "lead over ½": [over_half.mean, over_half.low, over_half.high],
-        "by chance": over_alpha.near_by_chance(swept, NEAR),
+        "by chance": alphas.by_chance,
         "best": {name: [place.place, place.low, place.high] for name, place in best.items()},
     }
     noise = {"the lead": comparison(cells, [0.0], margin=MARGIN, unit="nats", over="settings")}
-    return [judged("Q-text", above(lead, 0), sentence, results, setup, numbers, [_learned(results)], noise)]
+    return [judged("Q-text", above(alphas.lead, 0), sentence, results, setup, numbers, [_learned(results)], noise)]
 
 
 def _learned(results: Sequence[TextResult]) -> Premise:

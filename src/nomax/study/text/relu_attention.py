@@ -10,9 +10,9 @@ trained models, and how long untrained ones take to read and predict a batch. Wh
 results/relu-attention/verdicts.md.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Any, ClassVar
 
@@ -27,11 +27,12 @@ from nomax.study.engine.experiment import (
     Experiment,
     Measurement,
     TextExperiment,
+    cpu_seconds,
     reluformer_macs,
 )
-from nomax.study.engine.figure import Figure, Table, nothing_yet, sheet
+from nomax.study.engine.figure import BROKEN, Figure, Table, draw_intervals, nothing_yet, sheet
 from nomax.study.engine.result import Numbers, Result, TextResult, measured, trained, where
-from nomax.study.engine.statistics import Interval, comparison, contrast, paired, pooled, values
+from nomax.study.engine.statistics import Interval, comparison, paired, pooled, ratio, values
 from nomax.study.engine.verdict import Premise, Verdict, above, difference, plain, worst
 from nomax.study.text.setup import TextSetup
 from nomax.study.text.shared import (
@@ -105,16 +106,9 @@ class Speed(Measurement):
             models[name] = _untrained(replace(self.model, phi=phi, learned_gain=None, gamma=1.0))
         generator = torch.Generator().manual_seed(0)
         source, target = torch.randint(5, self.model.vocabulary, (2, self.batch, self.tokens), generator=generator)
-        seconds: dict[str, list[float]] = {name: [] for name in models}
         with torch.inference_mode():
-            for _ in range(self.rounds + 1):
-                for name, model in models.items():
-                    if stop.asked:
-                        return None
-                    start = time.process_time()
-                    model(source, target)
-                    seconds[name].append(time.process_time() - start)
-        return {name: tuple(times[1:]) for name, times in seconds.items()}  # the first round warms up
+            calls = {name: partial(model, source, target) for name, model in models.items()}
+            return cpu_seconds(calls, self.rounds, stop)
 
 
 def grid(setup: TextSetup, seeds: Sequence[int]) -> list[Experiment]:
@@ -252,37 +246,33 @@ def seconds_by_kind(results: Sequence[Result]) -> Numbers:
 
 def ratios(seconds: Numbers) -> dict[str, Interval]:
     """Return how many times as long as ReLUFormer each other kind takes."""
-    return {
-        name: contrast([[other / ours for other, ours in zip(times, seconds[OURS], strict=True)]])
-        for name, times in seconds.items()
-        if name != OURS
-    }
+    return {name: ratio(times, seconds[OURS]) for name, times in seconds.items() if name != OURS}
 
 
 def speed_verdict(setup: TextSetup, seconds: Numbers) -> Verdict:
     """Judge whether ReLUFormer is as fast as softmax and faster than the sparse maps."""
-    ratio = ratios(seconds)
+    times = ratios(seconds)
     scale = f"{BATCH} sequences of {setup.length} tokens on each side, {setup.dim} wide, {setup.layers}+{setup.layers} "
     scale += "layers, untrained, one CPU thread"
-    if not set(SPARSE) <= set(ratio):
+    if not set(SPARSE) <= set(times):
         sentence = "No time has been measured yet: nothing to judge."
-        return Verdict("S-speed", "undecided", sentence, scale, [0], plain(ratio))
-    listed = ", ".join(f"{name} {spread(interval, 2)}" for name, interval in ratio.items())
+        return Verdict("S-speed", "undecided", sentence, scale, [0], plain(times))
+    listed = ", ".join(f"{name} {spread(interval, 2)}" for name, interval in times.items())
     sentence = (
         f"Times of one pass, in those of ReLUFormer: {listed} ({ROUNDS} interleaved rounds of CPU time). The paper has "
         f"about 1 and 1.7, of whole translations. Reproduced if the interval of softmax is above {AS_FAST:g} and those "
         f"of sparsemax and 1.5-entmax above {FASTER:g}, contradicted if one is below."
     )
-    outcome = worst([above(ratio[SOFTMAX], AS_FAST), *(above(ratio[name], FASTER) for name in SPARSE)])
-    numbers = {**ratio, "seconds": dict(seconds)}
+    outcome = worst([above(times[SOFTMAX], AS_FAST), *(above(times[name], FASTER) for name in SPARSE)])
+    numbers = {**times, "seconds": dict(seconds)}
     return Verdict("S-speed", outcome, sentence, scale, [0], plain(numbers))
 
 
 def speed_figure(setup: TextSetup, seconds: Numbers) -> Figure:
     """Times of each kind, in those of ReLUFormer."""
-    ratio = ratios(seconds)
+    relative = ratios(seconds)
     rows = tuple(
-        (name, round(1e3 * median(times), 2), round(ratio[name].mean if name in ratio else 1.0, 3))
+        (name, round(1e3 * median(times), 2), round(relative[name].mean if name in relative else 1.0, 3))
         for name, times in seconds.items()
     )
     title = "How long a pass takes"
@@ -294,7 +284,7 @@ def speed_figure(setup: TextSetup, seconds: Numbers) -> Figure:
     words = "; ".join(f"{name} {times:g} times" for name, _, times in rows if name != OURS)
     alternative = f"Time of one pass relative to ReLUFormer: {words}."
     table = Table(("kind", "milliseconds", "relative to ReLUFormer"), rows)
-    return Figure("speed", title, caption, alternative, table, lambda: _paint_speed(ratio))
+    return Figure("speed", title, caption, alternative, table, lambda: _paint_speed(relative))
 
 
 def _untrained(config: ReLUFormerConfig) -> ReLUFormer:
@@ -303,17 +293,12 @@ def _untrained(config: ReLUFormerConfig) -> ReLUFormer:
         return ReLUFormer.from_config(config).eval()
 
 
-def _paint_speed(ratio: Mapping[str, Interval]) -> Any:
+def _paint_speed(times: Mapping[str, Interval]) -> Any:
     picture, (axis,) = sheet(1, height=2.6)
-    if not ratio:
+    if not times:
         nothing_yet(axis)
         return picture
-    for place, (name, interval) in enumerate(ratio.items()):
-        colour = _figures.colour_of(name).light
-        axis.plot([interval.low, interval.high], [place] * 2, lw=1.6, color=colour)
-        axis.plot(interval.mean, place, "o", ms=7, color=colour)
-    axis.axvline(1, color=_figures.colour_of("relu").light, lw=1.3, ls=(0, (5, 3)))
-    axis.set_yticks(range(len(ratio)), list(ratio))
-    axis.invert_yaxis()
+    draw_intervals(axis, times, [_figures.colour_of(name).light for name in times])
+    axis.axvline(1, color=_figures.colour_of("relu").light, lw=1.3, ls=BROKEN)
     axis.set_xlabel("time relative to ReLUFormer")
     return picture
