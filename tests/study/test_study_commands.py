@@ -18,13 +18,13 @@ import tyro
 from PIL import Image
 
 from nomax.study import STUDIES, load
-from nomax.study.commands import run as run_command
-from nomax.study.commands.manage import Draw, Export, List, Merge
+from nomax.study import command as run_command
 from nomax.study.engine.publication import Publication
 from nomax.study.engine.publish import note, publish, redraw
 from nomax.study.engine.store import Store
 from nomax.study.engine.verdict import Verdict
-from nomax.study.setup import SETUPS
+from nomax.study.images.setup import SETUPS
+from nomax.study.manage import Draw, Export, List, Merge
 
 TOY = str(Path(toy_study.__file__))
 
@@ -99,7 +99,7 @@ def test_figures_of_other_numbers_are_not_drawn(done, tmp_path, capsys):
 
 
 def test_a_study_is_run_published_and_judged_by_one_command(done, small):
-    out, rows = done / "out", Store(done / "store").results()
+    out, results = done / "out", Store(done / "store").results()
     names = {
         "study.json",
         "runs.json",
@@ -127,7 +127,7 @@ def test_a_study_is_run_published_and_judged_by_one_command(done, small):
     assert (figure["file"], figure["alternative"]) == ("toy.svg", "A line.")
     assert len(figure["table"]["rows"]) == 6
     assert (out / "toy.png").read_bytes().startswith(b"\x89PNG")
-    assert {entry["key"] for entry in read(out / "runs.json")} == {row.key for row in rows}
+    assert {entry["key"] for entry in read(out / "runs.json")} == {result.key for result in results}
     assert [line["accuracy"] for line in csv.DictReader(io.StringIO((out / "runs.csv").read_text()))] == [
         str(entry["accuracy"]) for entry in read(out / "runs.json")
     ]
@@ -141,7 +141,7 @@ def test_a_study_is_run_published_and_judged_by_one_command(done, small):
     assert all(curve["steps"] == [1, 2, 3, 4] and len(curve["loss"]) == 4 for curve in curves)
     looked = read(out / "rows_statistics.json")
     assert [entry["label"] for entry in looked] == [
-        row["phi"] + ", mu/8, seed 0" for row in read(out / "runs.json")[:3]
+        result["phi"] + ", mu/8, seed 0" for result in read(out / "runs.json")[:3]
     ]
     assert looked[0]["layers"][0]["row_sum"] == pytest.approx(1)  # of softmax
     assert "prefers-color-scheme: dark" in (out / "maps.svg").read_text()
@@ -272,12 +272,12 @@ def test_diagnostics_are_published_thinned_and_kept_and_reach_the_figures(done, 
     module, setup = load(TOY), SETUPS["default"]
     drawn, plain_figures = [], module.figures
 
-    def figures(rows, setup, diagnostics):
+    def figures(results, setup, diagnostics):
         drawn.append(diagnostics)
-        return plain_figures(rows, setup)
+        return plain_figures(results, setup)
 
     monkeypatch.setattr(module, "figures", figures)
-    runs = [SimpleNamespace(key=row["key"]) for row in read(done / "out" / "runs.json")]
+    runs = [SimpleNamespace(key=result["key"]) for result in read(done / "out" / "runs.json")]
     words = {"name": "toy-study", "out": out, "command": f"nomax study {TOY}"}
     publish(module, setup, runs, Store(store), **words)
     (entry,) = read(out / "diagnostics.json")
@@ -305,7 +305,7 @@ def test_a_plan_tells_hours_noise_and_the_seeds_that_a_claim_needs(done, small, 
     assert "A pilot tells it: the same command with --seeds 2" in captured.err
     assert not list(tmp_path.iterdir())
     text = Path(TOY).read_text().replace("{})", "{}, comparisons={'relu minus softmax': GAIN})")
-    text = text.replace('{"runs": len(rows)})]', "{}, comparisons={'relu minus softmax': GAIN})]")
+    text = text.replace('{"runs": len(results)})]', "{}, comparisons={'relu minus softmax': GAIN})]")
     gain = "from nomax.study.engine.statistics import Comparison\nGAIN = Comparison(0.02, 0.01, 1, 2, (0.0,), 0.01)\n"
     (tmp_path / "mine.py").write_text(text.replace("TITLE =", f"{gain}TITLE =", 1))
     shutil.copytree(done / "out", tmp_path / "out")
@@ -320,7 +320,7 @@ def test_a_plan_tells_hours_noise_and_the_seeds_that_a_claim_needs(done, small, 
 
 def test_a_study_of_ones_own_judges_claims_of_its_own(tmp_path):
     text = Path(TOY).read_text().replace('"W-h"', '"better"')
-    (tmp_path / "my own.py").write_text(text.replace('{"runs": len(rows)})', '{}, text="Mine is better.")'))
+    (tmp_path / "my own.py").write_text(text.replace('{"runs": len(results)})', '{}, text="Mine is better.")'))
     module = load(str(tmp_path / "my own.py"))
     publish(
         module,
@@ -397,7 +397,7 @@ def test_a_folder_of_images_of_any_size_can_be_studied(tmp_path, capsys):
     photos = write_photos(tmp_path / "photos", ("train", "test"))
     words = [TOY, "--smoke", "--data", photos, "--patches", "112", "--seeds", "1", "--store", str(tmp_path / "store")]
     assert study(*words) == 0
-    assert [row.status for row in Store(tmp_path / "store").results()] == ["done"] * 3
+    assert [result.status for result in Store(tmp_path / "store").results()] == ["done"] * 3
 
 
 def test_a_folder_without_a_test_split_is_refused_before_the_first_run(tmp_path, capsys):

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from study_rows import SETUP, grid
+from made_results import SETUP, grid
 
 from nomax import data, study
-from nomax.study import STUDIES, setup
+from nomax.study import STUDIES
 from nomax.study.engine.result import Result
 from nomax.study.engine.verdict import CLAIMS
-from nomax.study.setup import SETUPS
+from nomax.study.images import setup
+from nomax.study.images.setup import SETUPS
 
 SEEDS = (0, 1, 2)
 SIDES = {"fashion-mnist": (28, 28), "cifar10": (32, 32, 3)}
@@ -87,7 +88,7 @@ def test_a_day_has_a_grid_of_its_own_for_every_length(day: setup.Setup) -> None:
         ("cifar10", 1024): 4,
     }
     assert all(run.config.steps * run.config.batch_size >= 120_000 for run in runs if run.config.model.tokens < 1000)
-    assert len(setup.adapted(day, alphas=(0.0, 1.0)).every_length()) == 3  # what is asked for holds everywhere
+    assert len(day.adapted(alphas=(0.0, 1.0)).every_length()) == 3  # what is asked for holds everywhere
 
 
 def test_trials_are_judged_on_held_out_images_with_a_seed_of_their_own(day: setup.Setup) -> None:
@@ -127,15 +128,15 @@ def test_the_sweeps_take_three_lengths_of_the_smallest_model_and_scaling_every_s
 
 
 def test_the_study_over_sizes_trains_longer_unless_told_how_long_and_with_which_patches() -> None:
-    hour = setup.named("hour", study.load("scaling").CHANGES)
+    hour = study.named_setup(study.load("scaling"), "hour")
     assert {(run.config.steps, run.config.model.variant) for run in grid("scaling", hour, (0,))} == {
         (2400, f"{size}/{patch}") for size in ("mu", "pico", "nano") for patch in (14, 7, 4)
     }
     assert {run.config.steps for run in grid("alpha", SETUPS["hour"], (0,))} == {600}
-    told = setup.adapted(hour, steps=80, models=("pico/7", "mu/7"))
+    told = hour.adapted(steps=80, model=("pico/7", "mu/7"))
     runs = grid("scaling", told, (0,))
     assert {(run.config.steps, run.config.model.variant) for run in runs} == {(80, "pico/7"), (80, "mu/7")}
-    larger = setup.adapted(hour, image_size=224, models=("S",), recipe="i1k", warmup=10)
+    larger = hour.adapted(image_size=224, model=("S",), recipe="i1k", warmup=10)
     assert {run.config.model.variant for run in grid("scaling", larger, (0,))} == {"S/32", "S/16", "S/8"}
     assert {run.config.steps for run in grid("scaling", larger, (0,))} != {2400}
 
@@ -173,9 +174,9 @@ def test_the_named_setups_give_runs_that_can_start(setup: str) -> None:
 def test_the_learning_rates_of_a_day_are_those_that_did_best_in_the_published_trials() -> None:
     rate = study.load("rate")
     published = json.loads((Path(__file__).parents[2] / "results" / "rate" / "runs.json").read_text())
-    rows = [Result.from_dict(row) for row in published]
-    assert all(row.trial for row in rows)
-    best = rate.best_rates(rate.trials(rows))
+    results = [Result.from_dict(result) for result in published]
+    assert all(result.trial for result in results)
+    best = rate.best_rates(rate.trials(results))
     assert {"softmax", "relu/L", "relu"} <= best.keys()
     assert SETUPS["day"].lr == best["softmax"]
     assert {phi: SETUPS["day"].own_rate(phi) for phi in best} == best

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
-from toy_study import row
+from toy_study import result
 
 from nomax.study.claims import CLAIMS, GROUPS, HEADLINE
 from nomax.study.engine.result import Result, finals, trials
@@ -17,7 +17,7 @@ from nomax.study.engine.verdict import Premise, Verdict, above, agree, differenc
 def softmax(**accuracies: float) -> list[Result]:
     """A baseline of two seeds by variant."""
     return [
-        row(f"{number:015}{seed}", phi="softmax", activation="softmax", variant=name, accuracy=value, seed=seed)
+        result(f"{number:015}{seed}", phi="softmax", activation="softmax", variant=name, accuracy=value, seed=seed)
         for number, (name, value) in enumerate(accuracies.items())
         for seed in (0, 1)
     ]
@@ -33,22 +33,22 @@ def test_every_claim_says_where_it_belongs_what_the_paper_has_and_what_must_hold
 
 
 def test_a_baseline_has_learned_if_its_mean_reaches_the_bar_in_every_cell() -> None:
-    def of(row: Result) -> str:
-        return row.variant
+    def of(result: Result) -> str:
+        return result.variant
 
-    rows = softmax(small=0.8, large=0.9)
-    assert learned(rows, accuracy, 0.8, of) == Premise(
+    results = softmax(small=0.8, large=0.9)
+    assert learned(results, accuracy, 0.8, of) == Premise(
         "softmax has learned: at least 80.0 % everywhere, and the bar is 80.0 %", True
     )
-    below = learned(rows, accuracy, 0.85, of)
+    below = learned(results, accuracy, 0.85, of)
     assert not below.holds
     assert below.sentence == "softmax has not learned enough: 80.0 % at small, below the bar of 85.0 %"
     assert "Train longer" in below.remedy
-    assert learned(rows, accuracy, 0.85, of, compared=["large"]).holds
-    absent = learned(rows, accuracy, 0.5, of, compared=["huge", "large"])
+    assert learned(results, accuracy, 0.85, of, compared=["large"]).holds
+    absent = learned(results, accuracy, 0.5, of, compared=["huge", "large"])
     assert (absent.holds, absent.sentence) == (False, "softmax has not been run at huge")
     assert not learned([], accuracy, 0.5, of).holds
-    lost = [replace(row, status="diverged", accuracy=None) for row in rows]  # counts as chance
+    lost = [replace(result, status="diverged", accuracy=None) for result in results]  # counts as chance
     assert not learned(lost, accuracy, 0.5, of).holds
 
 
@@ -69,9 +69,9 @@ def test_metrics_disagree_if_their_intervals_lie_on_opposite_sides(loss: Interva
 
 
 def test_an_unmet_premise_leaves_nothing_decided_and_the_sentence_begins_with_it() -> None:
-    rows = softmax(small=0.6)
+    results = softmax(small=0.6)
     premises = [Premise("softmax reaches 60.0 %, below the bar of 80.0 %", False, "Train longer."), Premise("x", True)]
-    words = {"rows": rows, "scale": "small", "numbers": {"gain": Interval(0.1, 0.05, 0.15)}}
+    words = {"results": results, "scale": "small", "numbers": {"gain": Interval(0.1, 0.05, 0.15)}}
     verdict = settle("W-h", "reproduced", "The gain is 10 points.", premises=premises, **words)
     assert verdict.verdict == "undecided"
     assert verdict.sentence == (
@@ -93,9 +93,9 @@ def test_a_verdict_of_an_earlier_version_is_still_one() -> None:
 
 
 def test_rows_of_before_are_of_the_test_split_and_trials_are_told_apart() -> None:
-    plain = row().to_dict()
+    plain = result().to_dict()
     del plain["held_out"]
-    old, trial = Result.from_dict(plain), row("1" * 16, held_out=0.1)
+    old, trial = Result.from_dict(plain), result("1" * 16, held_out=0.1)
     assert old.held_out == 0
     assert trial.label == "relu/L, mu/8, trial at 0.001, seed 0"
     assert (finals([old, trial]), trials([old, trial])) == ([old], [trial])
@@ -171,10 +171,10 @@ def test_the_comparison_that_needs_most_is_the_one_that_is_told() -> None:
     easy, hard = Comparison(0.02, 0.01, 2, 2, (0.0,), 0.01), Comparison(0.012, 0.01, 2, 2, (0.0,), 0.01)
     assert would_decide({"one": easy, "other": hard}, HOUR).startswith("If other stays")
     assert would_decide({"clear": Comparison(1.0, 0.01, 2, 2, (0.0,), 0.01)}, HOUR) == ""
-    alone = [row for row in HOUR if row.seed == 0]
+    alone = [result for result in HOUR if result.seed == 0]
     assert would_decide({}, alone) == "A second seed of every setting (1.0 core-hours) would give an interval."
     verdict = settle(
-        "W-h", "undecided", "Who knows.", rows=HOUR, scale="", numbers={}, comparisons={"one": hard, "two": None}
+        "W-h", "undecided", "Who knows.", results=HOUR, scale="", numbers={}, comparisons={"one": hard, "two": None}
     )
     assert verdict.needed.startswith("If one stays")
     assert list(verdict.comparisons) == ["one"]

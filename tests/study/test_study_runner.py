@@ -13,22 +13,23 @@ from types import SimpleNamespace
 
 import pytest
 import tiny_images
-from toy_study import grid, row
+from toy_study import grid, result
 
 from nomax.console import Console
+from nomax.study import load, named_setup
 from nomax.study.engine import runner
 from nomax.study.engine.experiment import ImageExperiment
 from nomax.study.engine.runner import FLOP_PER_SECOND, START, Estimate, parse_seconds, spell_time
 from nomax.study.engine.store import Store
 from nomax.study.engine.worker import BUSY
-from nomax.study.setup import SETUPS, Setup, adapted, named
+from nomax.study.images.setup import SETUPS, Setup
 from nomax.train import metrics
 from nomax.train.console import Stop
 
 TESTS = Path(__file__).parent
 STEPS = 250  # of the runs in processes of their own: about a second
 ENDLESS = 1_000_000
-CODE = "import sys, tyro; from nomax.study.commands.run import Options, run; sys.exit(run(tyro.cli(Options)))"
+CODE = "import sys, tyro; from nomax.study.command import Options, run; sys.exit(run(tyro.cli(Options)))"
 STUDY = [sys.executable, "-c", CODE]
 
 
@@ -217,9 +218,9 @@ def test_shards_are_a_partition_that_does_not_change_when_the_grid_grows(runs):
 def test_times_are_estimated_from_finished_runs_of_the_same_model_or_of_any(runs):
     run = runs[0]
     assert Estimate().seconds(run) == pytest.approx(START + run.flops / FLOP_PER_SECOND)
-    other = row(variant="nano/4", seconds=50.0, train_flops=run.flops)
+    other = result(variant="nano/4", seconds=50.0, train_flops=run.flops)
     assert Estimate([other]).seconds(run) == pytest.approx(START + 50)
-    same = [row(variant="mu/8", seconds=seconds, train_flops=run.flops) for seconds in (1.0, 8.0, 1000.0)]
+    same = [result(variant="mu/8", seconds=seconds, train_flops=run.flops) for seconds in (1.0, 8.0, 1000.0)]
     assert Estimate([other, *same]).seconds(run) == pytest.approx(START + 8)
     assert Estimate([other, *same]).seconds(run, 0.25) == pytest.approx(START + 2)
     assert Estimate([replace(other, status="diverged")]).seconds(run) == Estimate().seconds(run)
@@ -249,16 +250,16 @@ def test_times_are_said_in_words():
 
 
 def test_a_setup_takes_other_values_and_what_follows_from_them(tiny):
-    setup = adapted(SETUPS["hour"], data=tiny, models=("S/8", "B/4", "S/4"), steps=10, seeds=None)
+    setup = SETUPS["hour"].adapted(data=tiny, model=("S/8", "B/4", "S/4"), steps=10, seeds=None)
     assert (setup.image_size, setup.models, setup.patches, setup.steps, setup.warmup) == (16, ("S", "B"), (8, 4), 10, 2)
-    assert adapted(SETUPS["hour"], data=tiny).patches == (8, 4, 2)
+    assert SETUPS["hour"].adapted(data=tiny).patches == (8, 4, 2)
     assert setup.seeds == SETUPS["hour"].seeds
-    assert adapted(SETUPS["hour"], steps=4).warmup == 1  # 0 would be the recipe's
-    assert adapted(setup, recipe="i21k").steps == 0
+    assert SETUPS["hour"].adapted(steps=4).warmup == 1  # 0 would be the recipe's
+    assert setup.adapted(recipe="i21k").steps == 0
     with pytest.raises(ValueError, match="--patches"):
-        adapted(SETUPS["hour"], image_size=50)
+        SETUPS["hour"].adapted(image_size=50)
     with pytest.raises(ValueError, match="did you mean hour"):
-        named("hou")
+        named_setup(load("alpha"), "hou")
 
 
 def start(store, tiny, *more, steps=STEPS):
@@ -318,10 +319,10 @@ def test_two_processes_share_a_store_and_one_that_is_killed_is_replaced(tiny, st
     os.killpg(first.pid, signal.SIGKILL)
     first_said, said = first.communicate()[0], second.communicate()[0]
     assert second.returncode == 0, said
-    rows = store.results()
-    assert len(rows) == 3
-    assert {found.status for found in rows} == {"done"}
-    for found in rows:
+    results = store.results()
+    assert len(results) == 3
+    assert {found.status for found in results} == {"done"}
+    for found in results:
         steps = [line["step"] for line in metrics.read(store.folder(found.key)) if "loss" in line]
         assert steps == list(range(1, STEPS + 1))
     # Nobody did a run that was done or held by the other: only the killed one was started a second time.

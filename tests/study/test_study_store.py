@@ -11,12 +11,12 @@ import threading
 
 import pytest
 from filelock import FileLock
-from toy_study import row
+from toy_study import result
 
 from nomax import _files
-from nomax.study.commands.manage import Export, Merge
 from nomax.study.engine.result import Result, where
 from nomax.study.engine.store import Store, merge
+from nomax.study.manage import Export, Merge
 
 KEYS = [f"{number:016x}" for number in range(6)]
 
@@ -26,20 +26,20 @@ def store(tmp_path):
     return Store(tmp_path / "store")
 
 
-def fill(store, *rows, study="toy"):
-    for one in rows:
+def fill(store, *results, study="toy"):
+    for one in results:
         store.finish(one)
-    store.belongs([one.key for one in rows], study)
+    store.belongs([one.key for one in results], study)
 
 
 def test_a_row_survives_its_way_through_json():
-    full = row(gate="silu", probes={"digits": 0.25}, ten_shot=0.25, error="é | “x”\n", diverged_at=3)
+    full = result(gate="silu", probes={"digits": 0.25}, ten_shot=0.25, error="é | “x”\n", diverged_at=3)
     assert Result.from_json(full.to_json()) == full
 
 
 def changed(**values):
     """An outcome.json with other values."""
-    return json.dumps({**json.loads(row(KEYS[0]).to_json()), **values})
+    return json.dumps({**json.loads(result(KEYS[0]).to_json()), **values})
 
 
 DEEP = "[" * 100_000
@@ -50,7 +50,7 @@ BAD = {
     "a string": '"task"',
     "no value": "{}",
     "almost no value": '{"status": "done"}',
-    "cut off": row(KEYS[0]).to_json()[:-9],
+    "cut off": result(KEYS[0]).to_json()[:-9],
     "not UTF-8": b"\xff\xfe{}",
     "zeros": b"\0" * 900,
     "an unknown status": changed(status="odd"),
@@ -86,7 +86,7 @@ BAD = {
 
 @pytest.mark.parametrize("kind", [*BAD, "a folder", "a pipe"])
 def test_an_outcome_that_cannot_be_one_is_named_and_never_accepted(kind, tmp_path, store, capsys):
-    fill(store, row(KEYS[0]), row(KEYS[1]))
+    fill(store, result(KEYS[0]), result(KEYS[1]))
     path = store.folder(KEYS[0]) / "outcome.json"
     path.unlink()
     if kind == "a folder":
@@ -113,18 +113,18 @@ def test_an_outcome_that_cannot_be_one_is_named_and_never_accepted(kind, tmp_pat
     assert Merge((store.place,), target.place).run() == 2
     assert re.match(rf"nomax study merge: {path} .* remove it\.$", capsys.readouterr().err)
     assert not list(target.place.rglob("*.json"))
-    assert Merge((other_store(tmp_path, row(KEYS[0])),), store.place).run() == 2
+    assert Merge((other_store(tmp_path, result(KEYS[0])),), store.place).run() == 2
     assert f"nomax study merge: {path} cannot be read: " in capsys.readouterr().err
 
 
-def other_store(tmp_path, *rows):
+def other_store(tmp_path, *results):
     other = Store(tmp_path / "other")
-    fill(other, *rows)
+    fill(other, *results)
     return other.place
 
 
 def test_studies_that_cannot_be_read_are_told_and_cost_no_run(tmp_path, store, capsys):
-    fill(store, row(KEYS[0]), row(KEYS[1]))
+    fill(store, result(KEYS[0]), result(KEYS[1]))
     (store.folder(KEYS[0]) / "studies.txt").write_bytes(b"\xff")
     assert [found.key for found in store.results()] == KEYS[:2]
     assert [found.key for found in store.results(study="toy")] == [KEYS[1]]
@@ -135,22 +135,22 @@ def test_studies_that_cannot_be_read_are_told_and_cost_no_run(tmp_path, store, c
 
 
 def test_where_finds_rows_by_their_values_and_refuses_unknown_fields():
-    rows = [row(alpha=0.1 + 0.2, seed=1), row(alpha=1.0), row(alpha=1.0, gate="silu")]
-    assert where(rows, alpha=0.3) == rows[:1]
-    assert where(rows, alpha=1, gate=None) == [rows[1]]
+    results = [result(alpha=0.1 + 0.2, seed=1), result(alpha=1.0), result(alpha=1.0, gate="silu")]
+    assert where(results, alpha=0.3) == results[:1]
+    assert where(results, alpha=1, gate=None) == [results[1]]
     with pytest.raises(TypeError, match="alhpa"):
-        where(rows, alhpa=1)
+        where(results, alhpa=1)
 
 
 def test_rows_come_in_the_order_asked_for(store):
-    rows = [row(key, seed=number) for number, key in enumerate(KEYS)]
-    fill(store, *rows)
-    assert store.results([KEYS[3], KEYS[1], "f" * 16]) == [rows[3], rows[1]]
-    assert store.results() == rows
+    results = [result(key, seed=number) for number, key in enumerate(KEYS)]
+    fill(store, *results)
+    assert store.results([KEYS[3], KEYS[1], "f" * 16]) == [results[3], results[1]]
+    assert store.results() == results
 
 
 def test_a_run_may_be_part_of_several_studies(store):
-    fill(store, row(KEYS[0]), row(KEYS[1]), study="alpha")
+    fill(store, result(KEYS[0]), result(KEYS[1]), study="alpha")
     store.belongs([KEYS[1], KEYS[5]], "gate")
     store.belongs([KEYS[1]], "gate")
     store.belongs([KEYS[0]], "my own")
@@ -160,25 +160,25 @@ def test_a_run_may_be_part_of_several_studies(store):
 
 
 def test_a_database_that_an_older_nomax_left_is_ignored(store, capsys):
-    rows = [row(key) for key in KEYS]
-    fill(store, *rows)
+    results = [result(key) for key in KEYS]
+    fill(store, *results)
     (store.place / "results.sqlite").write_bytes(b"not a database at all")
-    assert Store(store.place).results() == rows
+    assert Store(store.place).results() == results
     assert (store.place / "results.sqlite").read_bytes() == b"not a database at all"
     assert not capsys.readouterr().err
 
 
 def test_rows_follow_the_folders_whatever_happened_between(store):
-    fill(store, row(KEYS[0]), row(KEYS[1], status="failed", accuracy=None))
+    fill(store, result(KEYS[0]), result(KEYS[1], status="failed", accuracy=None))
     store.results()
-    store.finish(row(KEYS[2]))  # and then the process died
+    store.finish(result(KEYS[2]))  # and then the process died
     store.reopen(KEYS[1])
-    store.finish(row(KEYS[0], accuracy=0.75))
+    store.finish(result(KEYS[0], accuracy=0.75))
     assert [(found.key, found.accuracy) for found in store.results()] == [(KEYS[0], 0.75), (KEYS[2], 0.5)]
 
 
 def test_a_run_whose_outcome_was_damaged_is_in_no_table_and_told_once(store, capsys):
-    fill(store, row(KEYS[0]), row(KEYS[1]))
+    fill(store, result(KEYS[0]), result(KEYS[1]))
     store.results()
     (store.folder(KEYS[0]) / "outcome.json").write_text("{")
     for _ in range(3):
@@ -193,7 +193,7 @@ def test_many_writers_lose_nothing(store):
         try:
             mine = Store(store.place)
             for part in range(5):
-                fill(mine, row(f"{number * 100 + part:016x}", seed=part), study=f"study-{number}")
+                fill(mine, result(f"{number * 100 + part:016x}", seed=part), study=f"study-{number}")
                 mine.results()
         except Exception as error:
             failures.append(error)
@@ -225,9 +225,11 @@ def test_a_run_is_held_by_one_and_free_again_when_its_holder_is_killed(store):
 
 def test_stores_are_joined_with_all_that_is_worth_keeping(tmp_path, store):
     others = [Store(tmp_path / name) for name in ("one", "two")]
-    fill(store, row(KEYS[0]))
-    fill(others[0], row(KEYS[0], seconds=9.0), row(KEYS[1], seed=1), study="alpha")
-    fill(others[1], row(KEYS[1], seed=1, seconds=7.0), row(KEYS[2], status="diverged", accuracy=None), study="gate")
+    fill(store, result(KEYS[0]))
+    fill(others[0], result(KEYS[0], seconds=9.0), result(KEYS[1], seed=1), study="alpha")
+    fill(
+        others[1], result(KEYS[1], seed=1, seconds=7.0), result(KEYS[2], status="diverged", accuracy=None), study="gate"
+    )
     for name in ("metrics.jsonl", "model/model.safetensors", "checkpoints/step-00000001.pt", ".lock"):
         path = others[0].folder(KEYS[1]) / name
         path.parent.mkdir(exist_ok=True)
@@ -236,8 +238,8 @@ def test_stores_are_joined_with_all_that_is_worth_keeping(tmp_path, store):
     (others[1].folder(KEYS[3])).mkdir()  # not finished
     assert merge(store, others) == KEYS[1:3]
     assert merge(store, others) == []
-    rows = store.results()
-    assert [(found.key, found.seconds) for found in rows] == [(KEYS[0], 2.0), (KEYS[1], 2.0), (KEYS[2], 2.0)]
+    results = store.results()
+    assert [(found.key, found.seconds) for found in results] == [(KEYS[0], 2.0), (KEYS[1], 2.0), (KEYS[2], 2.0)]
     found = {path.name for path in store.folder(KEYS[1]).rglob("*") if path.is_file()}
     assert found == {"outcome.json", "studies.txt", "metrics.jsonl", "model.safetensors"}
     assert [store.studies(key) for key in KEYS[:3]] == [["alpha", "toy"], ["alpha", "gate"], ["gate"]]
@@ -246,30 +248,30 @@ def test_stores_are_joined_with_all_that_is_worth_keeping(tmp_path, store):
 
 def test_two_different_outcomes_of_a_run_are_named_and_nothing_is_copied(tmp_path, store):
     others = [Store(tmp_path / name) for name in ("one", "two")]
-    fill(others[0], row(KEYS[0]), row(KEYS[1], accuracy=0.25))
-    fill(others[1], row(KEYS[1], accuracy=0.75))
+    fill(others[0], result(KEYS[0]), result(KEYS[1], accuracy=0.25))
+    fill(others[1], result(KEYS[1], accuracy=0.75))
     with pytest.raises(ValueError, match=r"one.runs.*25.00%.*two.runs.*75.00%"):
         merge(store, others)
     assert store.results() == []
-    fill(store, row(KEYS[1], status="diverged", accuracy=None))
+    fill(store, result(KEYS[1], status="diverged", accuracy=None))
     with pytest.raises(ValueError, match="diverged"):
         merge(store, others[:1])
     assert [found.key for found in store.results()] == [KEYS[1]]
 
 
 def test_runs_that_differ_in_anything_but_times_are_different(tmp_path, store):
-    fill(store, row(KEYS[0], probes={"digits": 0.5}))
+    fill(store, result(KEYS[0], probes={"digits": 0.5}))
     for number, (name, value) in enumerate(
         {"loss": 1.5, "probes": {"digits": 0.25}, "ten_shot": 0.5, "lr": 2e-3, "diverged_at": 3}.items()
     ):
         other = Store(tmp_path / f"other-{number}")
-        fill(other, row(KEYS[0], **{"probes": {"digits": 0.5}, name: value}))
+        fill(other, result(KEYS[0], **{"probes": {"digits": 0.5}, name: value}))
         with pytest.raises(
             ValueError, match=rf"two different outcomes of the run {KEYS[0]}.*differ in {name}\. Remove"
         ):
             merge(store, [other])
     same = Store(tmp_path / "same")
-    fill(same, row(KEYS[0], probes={"digits": 0.5}, seconds=9.0, core_seconds=8.0, error="a word"))
+    fill(same, result(KEYS[0], probes={"digits": 0.5}, seconds=9.0, core_seconds=8.0, error="a word"))
     assert merge(store, [same]) == []
 
 
@@ -281,11 +283,11 @@ def contents(store):
 
 def two_stores(tmp_path, store):
     """A store with a finished and an unfinished run, and one to copy from, which has three."""
-    fill(store, row(KEYS[0]))
+    fill(store, result(KEYS[0]))
     (store.folder(KEYS[2]) / "checkpoints").mkdir(parents=True)
     (store.folder(KEYS[2]) / "checkpoints" / "step-00000001.pt").write_text("half of the way")
     other = Store(tmp_path / "other")
-    fill(other, *(row(key) for key in KEYS[1:4]))
+    fill(other, *(result(key) for key in KEYS[1:4]))
     (other.folder(KEYS[2]) / "model").mkdir()
     (other.folder(KEYS[2]) / "model" / "model.safetensors").write_text("weights")
     return other

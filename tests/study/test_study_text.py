@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import toy_study
-from study_rows import measurements, text_grid, text_results
+from made_results import measurements, text_grid, text_results
 
 from nomax import _figures, study
 from nomax._figures import PHI
@@ -20,9 +20,9 @@ from nomax.study.engine.figure import Figure
 from nomax.study.engine.publish import to_csv
 from nomax.study.engine.result import Result, TextResult, where
 from nomax.study.engine.store import Store
-from nomax.study.studies import memory, relu_attention
-from nomax.study.studies.text_common import Panel, collect, loss
-from nomax.study.text_setup import SETUPS, Settings, adapted
+from nomax.study.text import memory, relu_attention
+from nomax.study.text.setup import SETUPS, Settings
+from nomax.study.text.shared import Panel, collect, loss
 from nomax.train import VisionConfig
 from nomax.train.console import Stop
 
@@ -37,13 +37,13 @@ COUNTS = {
 }
 
 
-def outcomes(name: str, rows: list[TextResult]) -> dict[str, str]:
-    return {verdict.claim: verdict.verdict for verdict in study.load(name).verdicts(rows, SETUPS["smoke"])}
+def outcomes(name: str, results: list[TextResult]) -> dict[str, str]:
+    return {verdict.claim: verdict.verdict for verdict in study.load(name).verdicts(results, SETUPS["smoke"])}
 
 
-def figures(name: str, rows: list[TextResult]) -> dict[str, Figure]:
-    rows = [*rows, *(measurements(name, SETUPS["smoke"]) if rows else [])]
-    return {figure.name: figure for figure in study.load(name).figures(rows, SETUPS["smoke"])}
+def figures(name: str, results: list[TextResult]) -> dict[str, Figure]:
+    results = [*results, *(measurements(name, SETUPS["smoke"]) if results else [])]
+    return {figure.name: figure for figure in study.load(name).figures(results, SETUPS["smoke"])}
 
 
 # Grids
@@ -63,19 +63,21 @@ def test_a_grid_has_every_combination_once_seed_after_seed(name: str) -> None:
 def test_every_kind_has_as_many_trials_all_judged_on_the_validation_split() -> None:
     day = SETUPS["day"]
     runs = text_grid("text-rate", day, SEEDS)
-    rows = [run.result("done", loss=3.0 + run.config.lr, measured={"bleu": 9.0}) for run in runs]
-    assert Counter(row.attention for row in rows) == dict.fromkeys(("softmax", "ReLUFormer", "relu/L", "relu"), 6)
-    assert {(row.split, row.trial, row.steps) for row in rows} == {("valid", True, day.trial_steps)}
-    assert not {row.seed for row in rows} & set(SEEDS)
-    assert {(row.lr, row.warmup) for row in rows} == {
+    results = [run.result("done", loss=3.0 + run.config.lr, measured={"bleu": 9.0}) for run in runs]
+    assert Counter(result.attention for result in results) == dict.fromkeys(
+        ("softmax", "ReLUFormer", "relu/L", "relu"), 6
+    )
+    assert {(result.split, result.trial, result.steps) for result in results} == {("valid", True, day.trial_steps)}
+    assert not {result.seed for result in results} & set(SEEDS)
+    assert {(result.lr, result.warmup) for result in results} == {
         (rate, warmup) for rate in (2e-3, 4e-3, 8e-3) for warmup in (75, 300)
     }
-    assert {row.penalty for row in rows if row.attention == "softmax"} == {0.0}
-    assert {row.penalty for row in rows if row.attention == "ReLUFormer"} == {0.03, 0.1}
-    best = study.load("text-rate").best_trials(rows)
-    assert {kind: row.lr for kind, row in best.items()} == dict.fromkeys(best, 2e-3)
-    assert outcomes("text-rate", rows) == {}
-    assert "softmax: 0.002" in figures("text-rate", rows)["text-rate"].caption
+    assert {result.penalty for result in results if result.attention == "softmax"} == {0.0}
+    assert {result.penalty for result in results if result.attention == "ReLUFormer"} == {0.03, 0.1}
+    best = study.load("text-rate").best_trials(results)
+    assert {kind: result.lr for kind, result in best.items()} == dict.fromkeys(best, 2e-3)
+    assert outcomes("text-rate", results) == {}
+    assert "softmax: 0.002" in figures("text-rate", results)["text-rate"].caption
 
 
 def test_a_kind_is_trained_with_what_was_chosen_for_it() -> None:
@@ -127,7 +129,7 @@ def test_documents_of_every_length_have_the_same_tokens_in_a_step_and_the_same_s
 
 
 def test_a_rate_that_is_given_is_that_of_every_run() -> None:
-    for run in text_grid("relu-attention", adapted(HOUR, lr=1e-3), (0,)):
+    for run in text_grid("relu-attention", HOUR.adapted(lr=1e-3), (0,)):
         assert run.config.lr == 1e-3
 
 
@@ -165,20 +167,20 @@ def test_the_key_of_a_run_of_text_is_of_what_is_run_and_not_of_how() -> None:
 
 
 def test_a_row_of_text_survives_its_way_through_json_and_says_what_it_is() -> None:
-    (row, *_) = text_results("memory", lambda row: 4.0, measured=lambda row: {"bleu": 1.5})
-    assert Result.from_json(row.to_json()) == row
-    assert row.label == "softmax, relu × 32 slots, 128 tokens, seed 0"
-    assert row.summary.endswith("nats and a BLEU of 1.5")
-    assert where([row], slots=32, memory="relu") == [row]
-    assert where([row], qk_norm=True) == []
+    (result, *_) = text_results("memory", lambda result: 4.0, measured=lambda result: {"bleu": 1.5})
+    assert Result.from_json(result.to_json()) == result
+    assert result.label == "softmax, relu × 32 slots, 128 tokens, seed 0"
+    assert result.summary.endswith("nats and a BLEU of 1.5")
+    assert where([result], slots=32, memory="relu") == [result]
+    assert where([result], qk_norm=True) == []
 
 
 def test_rows_of_images_and_of_text_stand_in_one_table_and_one_store(tmp_path) -> None:
-    (text, *_) = text_results("memory", lambda row: 4.0, measured=lambda row: {"bleu": 1.5})
-    image = toy_study.row(probes={"digits": 0.25})
+    (text, *_) = text_results("memory", lambda result: 4.0, measured=lambda result: {"bleu": 1.5})
+    image = toy_study.result(probes={"digits": 0.25})
     store = Store(tmp_path)
-    for row in (image, text):
-        store.finish(row)
+    for result in (image, text):
+        store.finish(result)
     assert store.results([image.key, text.key]) == [image, text]
     first, second = csv.DictReader(to_csv([image, text]).splitlines())
     assert (first["accuracy"], first["ten_shot_digits"], first["slots"], first["bleu"]) == ("0.5", "0.25", "", "")
@@ -188,7 +190,7 @@ def test_rows_of_images_and_of_text_stand_in_one_table_and_one_store(tmp_path) -
 
 
 def test_a_setup_takes_other_values_and_shortens_its_warmup() -> None:
-    setup = adapted(HOUR, steps=20, data=None, seeds=(3,))
+    setup = HOUR.adapted(steps=20, data=None, seeds=(3,))
     assert (setup.steps, setup.warmup, setup.data, setup.seeds) == (20, 4, HOUR.data, (3,))
 
 
@@ -199,13 +201,13 @@ def of_memory(relu: float, softmax: float, normed: float, many: float = 0.0) -> 
     """Losses of the three kinds; from 2,048 slots on that of softmax with LayerNorm is higher by `many`."""
     losses = {"relu": relu, "softmax": softmax, "softmax + LN": normed}
 
-    def inside(row: TextResult) -> dict[str, float]:
-        soft = row.memory == "softmax"
+    def inside(result: TextResult) -> dict[str, float]:
+        soft = result.memory == "softmax"
         return {"variance_ratio": 0.01 if soft else 0.5, "top_share": 0.9 if soft else 0.1, "anisotropy": 0.1}
 
     return text_results(
         "memory",
-        lambda row: losses[row.memory] + many * (row.slots >= 2048 and row.memory == "softmax + LN"),
+        lambda result: losses[result.memory] + many * (result.slots >= 2048 and result.memory == "softmax + LN"),
         measured=inside,
     )
 
@@ -217,30 +219,32 @@ def test_the_papers_memories_reproduce_its_claims() -> None:
 def test_memories_the_other_way_round_contradict_them() -> None:
     found = outcomes("memory", of_memory(4.2, 4.0, 4.0))
     assert {found[claim] for claim in ("S-softmax-ffn", "S-ln", "S-slots")} == {"contradicted"}
-    rows = [
-        dataclasses.replace(row, measured={**row.measured, "variance_ratio": 0.5, "top_share": 0.2})
-        for row in of_memory(4.0, 4.2, 4.0)
+    results = [
+        dataclasses.replace(result, measured={**result.measured, "variance_ratio": 0.5, "top_share": 0.2})
+        for result in of_memory(4.0, 4.2, 4.0)
     ]
-    found = outcomes("memory", rows)
+    found = outcomes("memory", results)
     assert (found["S-central"], found["S-variance"]) == ("contradicted", "contradicted")
 
 
 def test_much_noise_leaves_memories_undecided() -> None:
-    rows = text_results("memory", lambda row: 4.0, spread=0.5)
-    assert {outcomes("memory", rows)[claim] for claim in ("S-softmax-ffn", "S-ln")} == {"undecided"}
+    results = text_results("memory", lambda result: 4.0, spread=0.5)
+    assert {outcomes("memory", results)[claim] for claim in ("S-softmax-ffn", "S-ln")} == {"undecided"}
 
 
 def test_no_verdict_where_the_baseline_does_not_translate_or_where_loss_and_bleu_disagree() -> None:
-    rows = of_attention()
-    worse = [dataclasses.replace(row, measured={"bleu": 3.0}) for row in rows]
+    results = of_attention()
+    worse = [dataclasses.replace(result, measured={"bleu": 3.0}) for result in results]
     verdicts = {verdict.claim: verdict for verdict in study.load("relu-attention").verdicts(worse, HOUR)}
     assert {verdicts[claim].verdict for claim in ("S-diverge", "S-factor", "S-losses")} == {"undecided"}
     assert "softmax has not learned enough: 3.0 BLEU at bible-en-es, below the bar of 20.0" in (
         verdicts["S-losses"].sentence
     )
     turned = [
-        dataclasses.replace(row, measured={"bleu": 25.0 + 2 * (row.attention == "the factor alone") + 0.1 * row.seed})
-        for row in rows
+        dataclasses.replace(
+            result, measured={"bleu": 25.0 + 2 * (result.attention == "the factor alone") + 0.1 * result.seed}
+        )
+        for result in results
     ]
     verdicts = {verdict.claim: verdict for verdict in study.load("relu-attention").verdicts(turned, HOUR)}
     assert verdicts["S-factor"].verdict == "undecided"
@@ -249,7 +253,9 @@ def test_no_verdict_where_the_baseline_does_not_translate_or_where_loss_and_bleu
 
 def of_attention(**changes: float) -> list[TextResult]:
     losses = {"relu": 6.0, "the factor alone": 4.1, "without the normalisation loss": 4.1, **changes}
-    return text_results("relu-attention", lambda row: losses.get(row.attention.replace("ReLUFormer", "ours"), 4.0))
+    return text_results(
+        "relu-attention", lambda result: losses.get(result.attention.replace("ReLUFormer", "ours"), 4.0)
+    )
 
 
 def test_the_papers_attentions_reproduce_its_claims() -> None:
@@ -258,15 +264,15 @@ def test_the_papers_attentions_reproduce_its_claims() -> None:
 
 
 def test_how_the_entropy_falls_without_the_normalisation_loss_is_told_where_it_was_measured() -> None:
-    rows = of_attention()
-    verdict = study.load("relu-attention").verdicts(rows, HOUR)[2]
+    results = of_attention()
+    verdict = study.load("relu-attention").verdicts(results, HOUR)[2]
     assert "entropy of rows" not in verdict.sentence
     entropies = {"ReLUFormer": 2.5, "without the normalisation loss": 1.0}
-    rows = [
-        dataclasses.replace(row, measured={**row.measured, "entropy": entropies.get(row.attention, 3.0)})
-        for row in rows
+    results = [
+        dataclasses.replace(result, measured={**result.measured, "entropy": entropies.get(result.attention, 3.0)})
+        for result in results
     ]
-    verdict = study.load("relu-attention").verdicts(rows, HOUR)[2]
+    verdict = study.load("relu-attention").verdicts(results, HOUR)[2]
     assert "the entropy of rows falls by 1.500 [1.500, 1.500], in the paper by 1.52" in verdict.sentence
 
 
@@ -285,9 +291,9 @@ def test_other_attentions_contradict_them(changes: dict[str, float], claim: str)
 
 
 def test_runs_that_break_off_count_as_a_uniform_guess_and_have_not_converged() -> None:
-    rows = text_results("relu-attention", lambda row: 4.0, lost=lambda row: row.attention == "relu")
-    assert loss(where(rows, attention="relu")[0]) == math.log(HOUR.vocabulary)
-    (verdict, *_) = study.load("relu-attention").verdicts(rows, SETUPS["smoke"])
+    results = text_results("relu-attention", lambda result: 4.0, lost=lambda result: result.attention == "relu")
+    assert loss(where(results, attention="relu")[0]) == math.log(HOUR.vocabulary)
+    (verdict, *_) = study.load("relu-attention").verdicts(results, SETUPS["smoke"])
     assert (verdict.verdict, verdict.numbers["broke off"]) == ("reproduced", 3)
     assert "3 runs diverged and count as a uniform guess" in verdict.sentence
 
@@ -310,17 +316,17 @@ def of_documents(
     unsure: float = 0.0,
     use: dict[str, float] | None = None,
 ) -> list[TextResult]:
-    def looks(row: TextResult) -> dict[str, float]:
-        ours = row.attention == "ReLUFormer"
+    def looks(result: TextResult) -> dict[str, float]:
+        ours = result.attention == "ReLUFormer"
         return {
-            "distant": 0.3 + (distant + unsure * (row.seed - 1)) * ours,
+            "distant": 0.3 + (distant + unsure * (result.seed - 1)) * ours,
             "frequent": 0.4 + frequent * ours,
             "frequent_keys": 0.4,
-            "source_use": (use or {}).get(row.attention, 0.5) + 0.001 * row.seed,
+            "source_use": (use or {}).get(result.attention, 0.5) + 0.001 * result.seed,
         }
 
     return text_results(
-        "documents", lambda row: 4.0 - gain[row.tokens] * (row.attention == "ReLUFormer"), measured=looks
+        "documents", lambda result: 4.0 - gain[result.tokens] * (result.attention == "ReLUFormer"), measured=looks
     )
 
 
@@ -341,9 +347,9 @@ def test_other_documents_contradict_them() -> None:
 
 @pytest.mark.parametrize("idle", ["ReLUFormer", "softmax"])
 def test_models_that_make_nothing_of_the_source_decide_nothing(idle: str) -> None:
-    rows = of_documents(PAPER, use={idle: 0.005})
-    assert set(outcomes("documents", rows).values()) == {"undecided"}
-    said = study.load("documents").verdicts(rows, HOUR)[0].sentence
+    results = of_documents(PAPER, use={idle: 0.005})
+    assert set(outcomes("documents", results).values()) == {"undecided"}
+    said = study.load("documents").verdicts(results, HOUR)[0].sentence
     assert "+0.006 nats [+0.005, +0.007]" in said
     assert said.startswith("Nothing can be decided: from 512 tokens on the source of another document costs")
     assert "they hardly translate" in said
@@ -351,18 +357,18 @@ def test_models_that_make_nothing_of_the_source_decide_nothing(idle: str) -> Non
 
 @pytest.mark.parametrize(("best", "outcome"), [(1.0, "reproduced"), (0.0, "contradicted")])
 def test_the_best_exponent_is_judged_for_every_h(best: float, outcome: str) -> None:
-    rows = text_results("text-phi", lambda row: 4.0 + 0.2 * abs(row.alpha - best))
-    assert outcomes("text-phi", rows) == {"Q-text": outcome}
-    half = text_results("text-phi", lambda row: 4.0 + 0.2 * abs(row.alpha - 0.5))
+    results = text_results("text-phi", lambda result: 4.0 + 0.2 * abs(result.alpha - best))
+    assert outcomes("text-phi", results) == {"Q-text": outcome}
+    half = text_results("text-phi", lambda result: 4.0 + 0.2 * abs(result.alpha - 0.5))
     assert outcomes("text-phi", half) == {"Q-text": "contradicted"}  # the second paper's answer
-    noisy = text_results("text-phi", lambda row: 4.0, spread=0.5)
+    noisy = text_results("text-phi", lambda result: 4.0, spread=0.5)
     assert outcomes("text-phi", noisy) == {"Q-text": "undecided"} or outcome == "contradicted"
 
 
 @pytest.mark.parametrize("name", NAMES[1:])
 def test_without_runs_or_with_one_seed_nothing_is_decided(name: str) -> None:
-    for rows in ([], text_results(name, lambda row: 4.0, seeds=(0,))):
-        found = study.load(name).verdicts(rows, SETUPS["smoke"])
+    for results in ([], text_results(name, lambda result: 4.0, seeds=(0,))):
+        found = study.load(name).verdicts(results, SETUPS["smoke"])
         assert {verdict.verdict for verdict in found if verdict.claim != "S-speed"} == {"undecided"}
         assert all(verdict.sentence for verdict in found)
 
@@ -379,15 +385,17 @@ def test_the_lemma_holds_for_normal_numbers(slots: int) -> None:
 
 @pytest.mark.parametrize("name", NAMES[1:])
 def test_figures_have_words_and_a_table_and_mark_what_was_lost(name: str) -> None:
-    rows = text_results(name, lambda row: 4.0, lost=lambda row: row.seed == 1 and row.activation == "softmax")
-    for figure in figures(name, rows).values():
+    results = text_results(
+        name, lambda result: 4.0, lost=lambda result: result.seed == 1 and result.activation == "softmax"
+    )
+    for figure in figures(name, results).values():
         assert len(figure.alternative) > 40
         assert figure.table.rows
         assert all(len(row) == len(figure.table.columns) for row in figure.table.rows)
-    first = next(iter(figures(name, rows).values()))
+    first = next(iter(figures(name, results).values()))
     assert b"diverged" in first.render(".svg")
     assert "marked with a cross" in first.caption
-    assert sum(row[-1] for row in first.table.rows) == sum(row.status != "done" for row in rows)
+    assert sum(row[-1] for row in first.table.rows) == sum(result.status != "done" for result in results)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -398,22 +406,22 @@ def test_without_runs_a_figure_is_empty_and_says_so(name: str) -> None:
 
 
 def test_points_are_means_over_seeds_and_softmax_is_a_level() -> None:
-    rows = text_results("text-phi", lambda row: 4.0 + row.alpha)
-    points = collect(rows, [Panel("loss", loss)], lambda row: row.activation, lambda row: row.alpha)
+    results = text_results("text-phi", lambda result: 4.0 + result.alpha)
+    points = collect(results, [Panel("loss", loss)], lambda result: result.activation, lambda result: result.alpha)
     at = next(point for point in points if (point.kind, point.place) == ("relu", 1.5))
-    entries = [row.loss for row in where(rows, activation="relu", alpha=1.5)]
+    entries = [result.loss for result in where(results, activation="relu", alpha=1.5)]
     assert at.mean(0) == pytest.approx(sum(entries) / 3)
-    table = figures("text-phi", rows)["text-phi"].table
+    table = figures("text-phi", results)["text-phi"].table
     assert [row[1] for row in table.rows if row[0] == "softmax"] == [None]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_kind_has_the_colour_of_its_phi_and_a_second_one_of_it_a_broken_line(name: str) -> None:
-    rows = text_results(name, lambda row: 4.0)
-    svg = next(iter(figures(name, rows).values())).render(".svg").decode().partition("</style>")[2]
+    results = text_results(name, lambda result: 4.0)
+    svg = next(iter(figures(name, results).values())).render(".svg").decode().partition("</style>")[2]
     used = set(re.findall(r"(?:fill|stroke): (#[0-9a-f]{6})", svg))
     assert used <= {colour.light for colour in _figures.ALL}
-    kinds = {row.memory.split()[0] if name == "memory" else row.activation for row in rows}
+    kinds = {result.memory.split()[0] if name == "memory" else result.activation for result in results}
     assert {colour.light for colour in PHI.values()} & used == {PHI[kind].light for kind in kinds}
     several = name in ("memory", "text-rate")  # kinds of one φ
     assert several == ("stroke-dasharray: 3.4,2.38" in svg)

@@ -14,11 +14,11 @@ from nomax.console import Console
 from nomax.data.text.corpus import write_jsonl
 from nomax.evaluate import load_text
 from nomax.report import page as report
-from nomax.study import measures
-from nomax.study.commands import run as run_command
+from nomax.study import command as run_command
+from nomax.study.engine import measures
 from nomax.study.engine.store import Store
 from nomax.study.engine.worker import run_to_outcome
-from nomax.study.text_setup import SETUPS, adapted
+from nomax.study.text.setup import SETUPS
 from nomax.train import metrics
 from nomax.train.console import Stop
 from nomax.train.text import data as text_data
@@ -37,7 +37,7 @@ def tales(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def setup(tales):
-    return adapted(SETUPS["smoke"], data=str(tales))
+    return SETUPS["smoke"].adapted(data=str(tales))
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ class StopAfter(Stop):
 
 @pytest.fixture(scope="module")
 def finished(setup, tmp_path_factory):
-    """A run with every measurement, its store and its row."""
+    """A run with every measurement, its store and its result."""
     store = Store(tmp_path_factory.mktemp("store"))
     run = setup.reluformer(documents=128, measures=tuple(measures.TEXT_MEASURES))
     assert do(run, store) == 0
@@ -71,9 +71,9 @@ def finished(setup, tmp_path_factory):
 
 
 def test_a_run_ends_with_an_outcome_that_says_what_the_saved_model_can_do(finished):
-    run, store, row = finished
-    assert row.status == "done", row.error
-    assert (row.task, row.attention, row.memory, row.tokens) == ("translate", "ReLUFormer", "relu", 128)
+    run, store, result = finished
+    assert result.status == "done", result.error
+    assert (result.task, result.attention, result.memory, result.tokens) == ("translate", "ReLUFormer", "relu", 128)
     trained = load_text(store.folder(run.key))
     examples = text_data.examples(run.config, text_data.of_run(run.config, "test"), trained.tokenizer)
 
@@ -87,11 +87,11 @@ def test_a_run_ends_with_an_outcome_that_says_what_the_saved_model_can_do(finish
             count += target.shape[1] - 1
         return total / count
 
-    assert row.loss == pytest.approx(loss(examples), rel=1e-4)
+    assert result.loss == pytest.approx(loss(examples), rel=1e-4)
     half = len(examples) // 2
     others = [*examples[-half:], *examples[:-half]]
     assert all(read.source != example.source for read, example in zip(others, examples, strict=True))
-    assert row.measured["source_use"] == pytest.approx(loss(others) - loss(examples), abs=1e-4)
+    assert result.measured["source_use"] == pytest.approx(loss(others) - loss(examples), abs=1e-4)
     assert not (store.folder(run.key) / "checkpoints").exists()
 
 
@@ -133,7 +133,7 @@ def test_whole_documents_are_looked_at_until_there_are_enough_pairs():
 
 
 def test_an_interrupted_run_goes_on_and_ends_as_if_it_had_not_been(setup, tmp_path):
-    run = adapted(setup, steps=12).run("relu/L", measures=())
+    run = setup.adapted(steps=12).run("relu/L", measures=())
     broken, whole = Store(tmp_path / "broken"), Store(tmp_path / "whole")
     assert do(run, broken, StopAfter(broken.folder(run.key), 5)) == 130
     assert broken.outcome(run.key) is None
@@ -143,10 +143,10 @@ def test_an_interrupted_run_goes_on_and_ends_as_if_it_had_not_been(setup, tmp_pa
 
 def test_a_run_that_diverges_is_a_result(setup, tmp_path):
     store = Store(tmp_path)
-    run = adapted(setup, lr=1e38).run("relu", measures=())
+    run = setup.adapted(lr=1e38).run("relu", measures=())
     assert do(run, store) == 0
-    row = store.outcome(run.key)
-    assert (row.status, row.loss) == ("diverged", None)
+    result = store.outcome(run.key)
+    assert (result.status, result.loss) == ("diverged", None)
 
 
 def study(*words):

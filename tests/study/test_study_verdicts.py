@@ -7,21 +7,21 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from study_rows import SETUP, noise, results
+from made_results import SETUP, image_results, noise
 
 from nomax import study
 from nomax.study.engine.result import Result
 from nomax.study.engine.statistics import chosen_elsewhere, over_settings
 from nomax.study.engine.verdict import Verdict, above, points
-from nomax.study.studies import gate, initial
-from nomax.study.studies.alpha import growth_with_length
+from nomax.study.images import gate, weights
+from nomax.study.images.alpha import growth_with_length
 from nomax.train.console import Stop
 
 Accuracy = Callable[[Result], float]
 
 
-def judge(claim: str, name: str, rows: list[Result]) -> Verdict:
-    found = {verdict.claim: verdict for verdict in study.load(name).verdicts(rows, SETUP)}
+def judge(claim: str, name: str, results: list[Result]) -> Verdict:
+    found = {verdict.claim: verdict for verdict in study.load(name).verdicts(results, SETUP)}
     assert set(found) == set(study.load(name).CLAIMS)
     for verdict in found.values():
         json.dumps(dataclasses.asdict(verdict), allow_nan=False)
@@ -32,16 +32,18 @@ def judge(claim: str, name: str, rows: list[Result]) -> Verdict:
 
 def peak(place: float) -> Accuracy:
     """A parabola over α; softmax a little above."""
-    return lambda row: 0.82 if row.activation == "softmax" else 0.8 - 0.05 * (row.alpha - place) ** 2
+    return lambda result: 0.82 if result.activation == "softmax" else 0.8 - 0.05 * (result.alpha - place) ** 2
 
 
-def log_tenfold(row: Result) -> float:
+def log_tenfold(result: Result) -> float:
     """0 in the middle of the sizes, −1 and 1 at a tenth and ten times the compute."""
-    return math.log10(row.train_flops) - 11.3
+    return math.log10(result.train_flops) - 11.3
 
 
 def relu_minus_softmax(level: float, slope: float = 0.0, rise: float = 0.03) -> Accuracy:
-    return lambda row: 0.85 + rise * log_tenfold(row) + (row.phi == "relu/L") * (level + slope * log_tenfold(row))
+    return lambda result: (
+        0.85 + rise * log_tenfold(result) + (result.phi == "relu/L") * (level + slope * log_tenfold(result))
+    )
 
 
 MATCH = [
@@ -57,32 +59,36 @@ MATCH = [
 @pytest.mark.parametrize("claim", ["W-match", "W-transfer"])
 @pytest.mark.parametrize(("outcome", "accuracy", "spread"), MATCH)
 def test_scaling(claim: str, outcome: str, accuracy: Accuracy, spread: float) -> None:
-    verdict = judge(claim, "scaling", results("scaling", accuracy, spread=spread))
+    verdict = judge(claim, "scaling", image_results("scaling", accuracy, spread=spread))
     assert verdict.verdict == outcome, verdict.sentence
     assert "6 settings, 18 pairs, seeds 0, 1, 2" in verdict.sentence
     assert "mu/7" in verdict.sentence
 
 
 def test_scaling_recovers_the_slopes_that_were_put_in() -> None:
-    rows = results("scaling", relu_minus_softmax(0.0, -0.02), spread=0.0, time=lambda row: row.train_flops / 1e9)
-    numbers = judge("W-match", "scaling", rows).numbers
+    results = image_results(
+        "scaling", relu_minus_softmax(0.0, -0.02), spread=0.0, time=lambda result: result.train_flops / 1e9
+    )
+    numbers = judge("W-match", "scaling", results).numbers
     assert numbers["slope per tenfold CPU time"] == pytest.approx({"softmax": 0.03, "relu/L": 0.01})
     assert numbers["slope difference per tenfold operations"][0] == pytest.approx(-0.02)
 
 
 def test_transfer_without_probes_is_undecided_and_says_why() -> None:
-    rows = [dataclasses.replace(row, ten_shot=None) for row in results("scaling", relu_minus_softmax(0.0))]
-    verdict = judge("W-transfer", "scaling", rows)
+    results = [
+        dataclasses.replace(result, ten_shot=None) for result in image_results("scaling", relu_minus_softmax(0.0))
+    ]
+    verdict = judge("W-transfer", "scaling", results)
     assert verdict.verdict == "undecided"
     assert "no probes" in verdict.sentence
 
 
 def test_accuracy_among_the_label_subset_is_judged_where_there_is_one() -> None:
-    rows = [
-        dataclasses.replace(row, subset_accuracy=0.9 if row.phi == "relu/L" else 0.95)
-        for row in results("scaling", relu_minus_softmax(0.0))
+    results = [
+        dataclasses.replace(result, subset_accuracy=0.9 if result.phi == "relu/L" else 0.95)
+        for result in image_results("scaling", relu_minus_softmax(0.0))
     ]
-    assert judge("W-match", "scaling", rows).numbers["difference"][0] == pytest.approx(-0.05)
+    assert judge("W-match", "scaling", results).numbers["difference"][0] == pytest.approx(-0.05)
 
 
 @pytest.mark.parametrize(
@@ -92,11 +98,11 @@ def test_accuracy_among_the_label_subset_is_judged_where_there_is_one() -> None:
         ("reproduced", peak(0.7), 0.002),
         ("contradicted", peak(0.0), 0.002),
         ("contradicted", peak(2.0), 0.002),
-        ("undecided", lambda row: 0.85, 0.05),
+        ("undecided", lambda result: 0.85, 0.05),
     ],
 )
 def test_best_alpha(outcome: str, accuracy: Accuracy, spread: float) -> None:
-    verdict = judge("W-alpha", "alpha", results("alpha", accuracy, spread=spread))
+    verdict = judge("W-alpha", "alpha", image_results("alpha", accuracy, spread=spread))
     assert verdict.verdict == outcome, verdict.sentence
     assert "of 9 pairs of h and L" in verdict.sentence
     assert verdict.numbers["by chance"] == pytest.approx(0.6)
@@ -113,8 +119,8 @@ def test_best_alpha(outcome: str, accuracy: Accuracy, spread: float) -> None:
     ],
 )
 def test_no_h_wins(outcome: str, lead: float, spread: float) -> None:
-    rows = results("alpha", lambda row: 0.85 + lead * (row.activation == "relu2"), spread=spread)
-    verdict = judge("W-h", "alpha", rows)
+    results = image_results("alpha", lambda result: 0.85 + lead * (result.activation == "relu2"), spread=spread)
+    verdict = judge("W-h", "alpha", results)
     assert verdict.verdict == outcome, verdict.sentence
     if lead > 0.02:
         assert "the best is relu2" in verdict.sentence
@@ -122,20 +128,24 @@ def test_no_h_wins(outcome: str, lead: float, spread: float) -> None:
 
 def test_two_names_of_nearly_one_function_are_one_winner() -> None:
     setup = dataclasses.replace(SETUP, activations=("relu", "relu6", "gelu", "identity"))
-    rows = results("alpha", lambda row: 0.85 if row.activation.startswith(("relu", "softmax")) else 0.6, setup=setup)
-    verdict = judge("W-h", "alpha", rows)
+    results = image_results(
+        "alpha", lambda result: 0.85 if result.activation.startswith(("relu", "softmax")) else 0.6, setup=setup
+    )
+    verdict = judge("W-h", "alpha", results)
     assert verdict.verdict == "contradicted"
     assert "the next of another kind " in verdict.sentence
 
 
 def test_a_verdict_without_an_interval_says_of_what_there_is_too_little() -> None:
     """Two seeds of one setting: W-alpha's interval is over settings."""
-    rows = [row for row in results("alpha", peak(1)) if row.activation in ("relu", "softmax")]
-    shortest = min(row.tokens for row in rows)
-    rows = [row for row in rows if row.tokens == shortest and row.seed < 2]
-    sentence = judge("W-alpha", "alpha", rows).sentence
+    results = [result for result in image_results("alpha", peak(1)) if result.activation in ("relu", "softmax")]
+    shortest = min(result.tokens for result in results)
+    results = [result for result in results if result.tokens == shortest and result.seed < 2]
+    sentence = judge("W-alpha", "alpha", results).sentence
     assert "(no interval: fewer than two settings) (1 setting, 2 pairs, seeds 0, 1; the interval is" in sentence
-    one_seed = judge("W-identity", "alpha", [row for row in results("alpha", peak(1)) if row.seed == 0]).sentence
+    one_seed = judge(
+        "W-identity", "alpha", [result for result in image_results("alpha", peak(1)) if result.seed == 0]
+    ).sentence
     assert "(no interval: fewer than two pairs of runs)" in one_seed
     cells = {("relu", 16): [0.1, 0.2], ("gelu", 64): [0.1, 0.2]}
     assert "fewer than two lengths of one h" in points(growth_with_length(cells, {16: "a", 64: "a"})[0])
@@ -154,7 +164,7 @@ def test_noise_alone_does_not_decide_where_the_best_alpha_is() -> None:
 
 def drop(level: float, growth: float) -> Accuracy:
     """α = 0 costs `level` at L = 49, and `growth` more for each fourfold of L."""
-    return lambda row: 0.8 - (row.alpha == 0) * (level + growth * math.log(row.tokens / 49, 4))
+    return lambda result: 0.8 - (result.alpha == 0) * (level + growth * math.log(result.tokens / 49, 4))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +178,7 @@ def drop(level: float, growth: float) -> Accuracy:
     ],
 )
 def test_degrades_without_length_scaling(outcome: str, accuracy: Accuracy, spread: float) -> None:
-    verdict = judge("W-degrade", "alpha", results("alpha", accuracy, spread=spread))
+    verdict = judge("W-degrade", "alpha", image_results("alpha", accuracy, spread=spread))
     assert verdict.verdict == outcome, verdict.sentence
 
 
@@ -177,8 +187,8 @@ def test_degrades_without_length_scaling(outcome: str, accuracy: Accuracy, sprea
     [("reproduced", 0.03, 0.002), ("contradicted", -0.03, 0.002), ("undecided", 0.0, 0.02)],
 )
 def test_identity(outcome: str, gain: float, spread: float) -> None:
-    rows = results("alpha", lambda row: 0.85 - gain * (row.activation == "identity"), spread=spread)
-    verdict = judge("W-identity", "alpha", rows)
+    results = image_results("alpha", lambda result: 0.85 - gain * (result.activation == "identity"), spread=spread)
+    verdict = judge("W-identity", "alpha", results)
     assert verdict.verdict == outcome, verdict.sentence
 
 
@@ -187,30 +197,30 @@ def test_identity(outcome: str, gain: float, spread: float) -> None:
     [("reproduced", 1.0, 0.02), ("contradicted", 0.5, 0.02), ("undecided", 0.9, 0.5)],
 )
 def test_the_mean_weight_at_initialisation(outcome: str, power: float, spread: float) -> None:
-    row = results("alpha", lambda row: 0.5)[0]
+    result = image_results("alpha", lambda result: 0.5)[0]
     starts = tuple(
-        initial.Start("relu", 1.0, n, seed, 0.4 * n**-power * math.exp(noise(row, spread, f"{n} {seed}")))
+        weights.Start("relu", 1.0, n, seed, 0.4 * n**-power * math.exp(noise(result, spread, f"{n} {seed}")))
         for n in (4, 16, 49, 196)
-        for seed in initial.SEEDS
+        for seed in weights.SEEDS
     )
-    verdict = initial.verdict(starts, SETUP)
+    verdict = weights.initial_verdict(starts, SETUP)
     assert verdict.verdict == outcome, verdict.sentence
 
 
 def test_the_mean_weight_of_real_untrained_models() -> None:
     """Softmax has exactly 1/L, relu/L about E[relu] / L, and identity about nothing."""
-    runs = initial.measurements(SETUP)
-    found = initial.collect([run.result("done", numbers=run.measure(Stop())) for run in runs])
-    softmax = initial.sums(found, "softmax", 0.0)
+    runs = weights.measurements(SETUP)
+    found = weights.collect([run.result("done", numbers=run.measure(Stop())) for run in runs])
+    softmax = weights.sums(found, "softmax", 0.0)
     assert list(softmax) == [4, 16, 49, 196]
     assert list(softmax.values()) == pytest.approx([1, 1, 1, 1])
-    for tokens, value in initial.sums(found, "relu").items():
+    for tokens, value in weights.sums(found, "relu").items():
         assert value == pytest.approx(1 / math.sqrt(2 * math.pi), abs=0.25), tokens
-    assert initial.verdict(found, SETUP).verdict in ("reproduced", "undecided")
+    assert weights.initial_verdict(found, SETUP).verdict in ("reproduced", "undecided")
 
 
 def qk_norm(relu: float, relu2: float) -> Accuracy:
-    return lambda row: 0.85 + row.qk_norm * (relu if row.activation == "relu" else relu2)
+    return lambda result: 0.85 + result.qk_norm * (relu if result.activation == "relu" else relu2)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +233,7 @@ def qk_norm(relu: float, relu2: float) -> Accuracy:
     ],
 )
 def test_qk_norm(outcome: str, accuracy: Accuracy, spread: float) -> None:
-    verdict = judge("W-qknorm", "qk-norm", results("qk-norm", accuracy, spread=spread))
+    verdict = judge("W-qknorm", "qk-norm", image_results("qk-norm", accuracy, spread=spread))
     assert verdict.verdict == outcome, verdict.sentence
 
 
@@ -237,46 +247,53 @@ def test_qk_norm(outcome: str, accuracy: Accuracy, spread: float) -> None:
     ],
 )
 def test_gate(outcome: str, gain: float, spread: float) -> None:
-    rows = results("gate", lambda row: 0.85 + (gain if row.gate else 0.05) * (row.alpha == 1), spread=spread)
-    verdict = judge("W-gate", "gate", rows)
+    results = image_results(
+        "gate", lambda result: 0.85 + (gain if result.gate else 0.05) * (result.alpha == 1), spread=spread
+    )
+    verdict = judge("W-gate", "gate", results)
     assert verdict.verdict == outcome, verdict.sentence
     assert verdict.numbers["gain without a gate"][0] == pytest.approx(0.05, abs=0.02)
 
 
 def test_below_the_bar_of_softmax_nothing_is_decided_and_lengths_above_it_still_count() -> None:
-    low = judge("W-identity", "alpha", results("alpha", lambda row: 0.7 - 0.1 * (row.activation == "identity")))
+    low = judge(
+        "W-identity", "alpha", image_results("alpha", lambda result: 0.7 - 0.1 * (result.activation == "identity"))
+    )
     assert low.verdict == "undecided"
     assert low.sentence.startswith("Nothing can be decided: softmax has not learned enough: 70.")
     assert "relu minus identity at α = 1: +9.9" in low.sentence
 
-    def short_ones_learn(row: Result) -> float:
-        return (0.85 if row.tokens < 100 else 0.6) - 0.1 * (row.activation == "identity")
+    def short_ones_learn(result: Result) -> float:
+        return (0.85 if result.tokens < 100 else 0.6) - 0.1 * (result.activation == "identity")
 
-    some = judge("W-identity", "alpha", results("alpha", short_ones_learn))
+    some = judge("W-identity", "alpha", image_results("alpha", short_ones_learn))
     assert some.verdict == "reproduced"
     assert list(some.numbers["by length"]) == ["16", "49"]
     assert "Lengths that are left out: softmax has not learned enough: 60." in some.sentence
 
 
 def test_a_study_over_sizes_decides_nothing_if_compute_does_not_help() -> None:
-    rows = results(
-        "scaling", lambda row: 0.85 - 0.02 * log_tenfold(row), spread=0.0, time=lambda row: row.train_flops / 1e9
+    results = image_results(
+        "scaling",
+        lambda result: 0.85 - 0.02 * log_tenfold(result),
+        spread=0.0,
+        time=lambda result: result.train_flops / 1e9,
     )
-    verdict = judge("W-match", "scaling", rows)
+    verdict = judge("W-match", "scaling", results)
     assert verdict.verdict == "undecided"
     assert "a tenfold of CPU time changes the accuracy of softmax by −2.0 points" in verdict.sentence
 
 
 def test_a_rate_of_its_own_is_judged_beside_softmaxs_and_must_not_contradict_it() -> None:
     setup = dataclasses.replace(SETUP, own_rates=(("relu", 1e-3),))
-    same = results("alpha", lambda row: 0.85 - 0.05 * (row.alpha == 0), setup=setup)
+    same = image_results("alpha", lambda result: 0.85 - 0.05 * (result.alpha == 0), setup=setup)
     own = [
-        dataclasses.replace(row, key=f"{i:016x}", lr=1e-3, accuracy=0.88 + 0.001 * row.seed)
-        for i, row in enumerate(same)
-        if row.phi == "relu"
+        dataclasses.replace(result, key=f"{i:016x}", lr=1e-3, accuracy=0.88 + 0.001 * result.seed)
+        for i, result in enumerate(same)
+        if result.phi == "relu"
     ]
-    rows = [row for row in same if row.lr == setup.lr and row.activation in ("relu", "softmax")]
-    verdict = next(v for v in study.load("alpha").verdicts([*rows, *own], setup) if v.claim == "W-degrade")
+    results = [result for result in same if result.lr == setup.lr and result.activation in ("relu", "softmax")]
+    verdict = next(v for v in study.load("alpha").verdicts([*results, *own], setup) if v.claim == "W-degrade")
     assert verdict.numbers["drop"][0] == pytest.approx(0.05, abs=0.01)
     assert verdict.numbers["with its own rate"][0] == pytest.approx(-0.03, abs=0.01)
     assert verdict.verdict == "undecided"
@@ -284,8 +301,8 @@ def test_a_rate_of_its_own_is_judged_beside_softmaxs_and_must_not_contradict_it(
 
 
 def test_a_gate_cannot_remove_what_was_not_needed() -> None:
-    rows = results("gate", lambda row: 0.85 - 0.03 * (row.alpha == 1))
-    verdict = judge("W-gate", "gate", rows)
+    results = image_results("gate", lambda result: 0.85 - 0.03 * (result.alpha == 1))
+    verdict = judge("W-gate", "gate", results)
     assert verdict.verdict == "undecided"
     assert verdict.sentence.startswith("α = 1 minus α = 0 with a gate: −2.9")
 
@@ -316,8 +333,10 @@ MEASURED = ("W-init", "W-gatecost")  # on untrained models, without any run
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_seed_decides_nothing_and_still_has_numbers(name: str) -> None:
-    rows = results(name, lambda row: 0.8 - 0.2 * (row.alpha == 0) - 0.1 * (row.activation == "identity"), seeds=(4,))
-    for verdict in study.load(name).verdicts(rows, SETUP):
+    results = image_results(
+        name, lambda result: 0.8 - 0.2 * (result.alpha == 0) - 0.1 * (result.activation == "identity"), seeds=(4,)
+    )
+    for verdict in study.load(name).verdicts(results, SETUP):
         if verdict.claim not in MEASURED:
             assert verdict.verdict == "undecided"
             assert ("no interval" in verdict.sentence) != (verdict.claim == "W-alpha")
@@ -333,40 +352,42 @@ def test_without_runs_nothing_is_decided(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_any_part_of_a_grid_can_be_judged_and_drawn(name: str) -> None:
-    rows = results(name, lambda row: 0.7)
-    for part in (rows[:1], rows[1:2], rows[: len(rows) // 3 + 5], rows[::7]):
+    results = image_results(name, lambda result: 0.7)
+    for part in (results[:1], results[1:2], results[: len(results) // 3 + 5], results[::7]):
         for verdict in study.load(name).verdicts(part, SETUP):
             json.dumps(dataclasses.asdict(verdict), allow_nan=False)
         assert study.load(name).figures(part, SETUP)
 
 
 def test_diverged_runs_count_as_chance_and_the_sentence_says_so() -> None:
-    rows = results("alpha", lambda row: 0.8, lost=lambda row: row.alpha == 0 and row.activation == "relu")
-    verdict = judge("W-degrade", "alpha", rows)
+    results = image_results(
+        "alpha", lambda result: 0.8, lost=lambda result: result.alpha == 0 and result.activation == "relu"
+    )
+    verdict = judge("W-degrade", "alpha", results)
     assert verdict.numbers["drop"][0] == pytest.approx((0.8 - 0.1) / 3, abs=0.01)  # one h of three, of ten classes
     assert "9 runs diverged and count as chance" in verdict.sentence
 
 
 @pytest.mark.parametrize("name", ["scaling", "alpha", "qk-norm", "gate"])
 def test_failed_runs_count_for_nothing(name: str) -> None:
-    rows = results(name, lambda row: 0.8)
-    one = [dataclasses.replace(row, status="failed", accuracy=None, ten_shot=None) for row in rows[:1]]
-    claims = [verdict.claim for verdict in study.load(name).verdicts(rows, SETUP) if verdict.claim not in MEASURED]
+    results = image_results(name, lambda result: 0.8)
+    one = [dataclasses.replace(result, status="failed", accuracy=None, ten_shot=None) for result in results[:1]]
+    claims = [verdict.claim for verdict in study.load(name).verdicts(results, SETUP) if verdict.claim not in MEASURED]
     for claim in claims:
-        left, without = judge(claim, name, [*one, *rows[1:]]), judge(claim, name, rows[1:])
+        left, without = judge(claim, name, [*one, *results[1:]]), judge(claim, name, results[1:])
         assert left.numbers == without.numbers
         assert judge(
-            claim, name, [dataclasses.replace(row, status="failed", accuracy=None) for row in rows]
+            claim, name, [dataclasses.replace(result, status="failed", accuracy=None) for result in results]
         ).verdict == ("undecided")
 
 
 def test_runs_that_all_diverged_decide_nothing() -> None:
-    rows = results("qk-norm", lambda row: 0.8, lost=lambda row: True)
-    assert judge("W-qknorm", "qk-norm", rows).verdict == "undecided"
+    results = image_results("qk-norm", lambda result: 0.8, lost=lambda result: True)
+    assert judge("W-qknorm", "qk-norm", results).verdict == "undecided"
 
 
 def test_seeds_that_only_one_side_has_are_left_out() -> None:
-    rows = results("scaling", relu_minus_softmax(0.0), spread=0.0)
-    rows = [row for row in rows if row.phi == "softmax" or row.seed != 2]
-    verdict = judge("W-match", "scaling", rows)
+    results = image_results("scaling", relu_minus_softmax(0.0), spread=0.0)
+    results = [result for result in results if result.phi == "softmax" or result.seed != 2]
+    verdict = judge("W-match", "scaling", results)
     assert "6 settings, 12 pairs" in verdict.sentence

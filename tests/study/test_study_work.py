@@ -19,8 +19,8 @@ from nomax.study.engine.experiment import ImageExperiment
 from nomax.study.engine.publish import to_csv
 from nomax.study.engine.store import Store
 from nomax.study.engine.worker import BUSY, run_to_outcome
-from nomax.study.setup import Setup
-from nomax.study.studies import gate
+from nomax.study.images import gate
+from nomax.study.images.setup import Setup
 from nomax.train import VisionConfig, metrics
 from nomax.train.console import Stop
 
@@ -102,25 +102,31 @@ def test_a_run_is_still_known_when_configurations_have_new_fields(setup):
 def test_a_run_ends_with_an_outcome_that_says_what_the_saved_model_can_do(setup, store):
     run = replace(setup, steps=60, lr=3e-3).run("relu/L", patch=4, gate="silu")
     assert do(run, store) == 0
-    row, folder = store.outcome(run.key), store.folder(run.key)
+    result, folder = store.outcome(run.key), store.folder(run.key)
     test = data.load(setup.data, "test")
     images = torch.from_numpy(test.images).permute(0, 3, 1, 2) / 127.5 - 1
     with torch.no_grad():
         logits = models.load(folder / "model")(images)
     labels = torch.from_numpy(test.labels)
-    assert row.accuracy == pytest.approx((logits.argmax(1) == labels).double().mean().item())
+    assert result.accuracy == pytest.approx((logits.argmax(1) == labels).double().mean().item())
     wanted = torch.nn.functional.one_hot(labels, 4).float()
     bce = torch.nn.functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none").sum(1).mean()
-    assert row.loss == pytest.approx(bce.item(), rel=1e-4)
-    assert row.accuracy > 0.5
+    assert result.loss == pytest.approx(bce.item(), rel=1e-4)
+    assert result.accuracy > 0.5
     # µ: 32 wide, one layer; 16 tokens; q, k, v, out and the gate, the MLP, two products of attention
-    assert row.macs == 16 * (5 * 32 * 32 + 2 * 32 * 128 + 2 * 32 * 16)
-    assert row.train_flops == 6 * row.macs * 8 * 60
-    assert (row.status, row.phi, row.activation, row.alpha, row.gate) == ("done", "relu/L", "relu", 1.0, "silu")
-    assert (row.variant, row.size, row.patch, row.tokens, row.classes) == ("mu/4", "mu", 4, 16, 4)
-    assert row.seconds > 0
-    assert row.core_seconds > 0
-    assert (row.subset_accuracy, row.ten_shot, row.probes) == (None, None, {})
+    assert result.macs == 16 * (5 * 32 * 32 + 2 * 32 * 128 + 2 * 32 * 16)
+    assert result.train_flops == 6 * result.macs * 8 * 60
+    assert (result.status, result.phi, result.activation, result.alpha, result.gate) == (
+        "done",
+        "relu/L",
+        "relu",
+        1.0,
+        "silu",
+    )
+    assert (result.variant, result.size, result.patch, result.tokens, result.classes) == ("mu/4", "mu", 4, 16, 4)
+    assert result.seconds > 0
+    assert result.core_seconds > 0
+    assert (result.subset_accuracy, result.ten_shot, result.probes) == (None, None, {})
     assert not (folder / "checkpoints").exists()
 
 
@@ -148,41 +154,41 @@ def test_an_interrupted_run_goes_on_and_its_time_counts_from_the_beginning(setup
     assert spent["core_seconds"] > 0
     (folder / "spent.json").write_text(json.dumps({"seconds": 1e9, "core_seconds": 5e8}))
     assert do(run, store) == 0
-    row = store.outcome(run.key)
-    assert 1e9 < row.seconds < 1.1e9
-    assert 5e8 < row.core_seconds < 6e8
+    result = store.outcome(run.key)
+    assert 1e9 < result.seconds < 1.1e9
+    assert 5e8 < result.core_seconds < 6e8
     (folder / "outcome.json").write_text("damaged")
     assert do(run, store) == 0  # it is measured again, and its training has still taken its time
     assert store.outcome(run.key).core_seconds > 5e8
     whole = Store(tmp_path / "whole")
     assert do(run, whole) == 0
     assert losses(folder) == losses(whole.folder(run.key))
-    assert row.accuracy == whole.outcome(run.key).accuracy
+    assert result.accuracy == whole.outcome(run.key).accuracy
 
 
 def test_a_run_that_diverges_is_a_result_with_its_step(setup, store):
     run = setup.run("relu2")
     run = replace(run, config=replace(run.config, lr=1e38))
     assert do(run, store) == 0
-    row = store.outcome(run.key)
-    assert (row.status, row.accuracy) == ("diverged", None)
-    assert 1 <= row.diverged_at <= 6
-    assert f"step {row.diverged_at}" in row.error
+    result = store.outcome(run.key)
+    assert (result.status, result.accuracy) == ("diverged", None)
+    assert 1 <= result.diverged_at <= 6
+    assert f"step {result.diverged_at}" in result.error
     assert do(run, store, retry=True) == 0
-    assert store.outcome(run.key) == row
+    assert store.outcome(run.key) == result
 
 
 def test_a_run_that_fails_is_a_result_and_tried_again_only_when_told_so(setup, store, tmp_path):
     run = setup.run("relu/L")
     run = replace(run, config=replace(run.config, data=str(tmp_path / "later")))
     assert do(run, store) == 0
-    row = store.outcome(run.key)
-    assert row.status == "failed"
-    assert row.error.startswith("FileNotFoundError")
-    assert "later" in row.error
+    result = store.outcome(run.key)
+    assert result.status == "failed"
+    assert result.error.startswith("FileNotFoundError")
+    assert "later" in result.error
     tiny_images.write(tmp_path / "later")
     assert do(run, store) == 0
-    assert store.outcome(run.key) == row
+    assert store.outcome(run.key) == result
     assert do(run, store, retry=True) == 0
     assert store.outcome(run.key).status == "done"
 
@@ -212,22 +218,22 @@ def test_probes_and_the_label_subset_are_measured_as_the_evaluation_does(setup, 
     run = measured.run("relu/L", measure=True)
     assert run.key != setup.run("relu/L").key == measured.run("relu/L").key
     assert do(run, store) == 0
-    row = store.outcome(run.key)
-    assert row.status == "done", row.error
+    result = store.outcome(run.key)
+    assert result.status == "done", result.error
     model = models.load(store.folder(run.key) / "model").eval()
     train, test = (data.load(setup.data, split) for split in ("train", "test"))
     test_x, test_y = features(model, test)
     chosen = np.linspace(0, len(test) - 1, 20).astype(int)
     train_x, train_y = features(model, train)
     found = [fewshot.accuracy(train_x, train_y, test_x[chosen], test_y[chosen], 10, seed) for seed in range(3)]
-    assert row.probes["near"] == pytest.approx(np.mean(found))
-    assert set(row.probes) == {"near", "digits"}
-    assert row.ten_shot == pytest.approx(np.mean(list(row.probes.values())))
+    assert result.probes["near"] == pytest.approx(np.mean(found))
+    assert set(result.probes) == {"near", "digits"}
+    assert result.ten_shot == pytest.approx(np.mean(list(result.probes.values())))
     with torch.no_grad():
         logits = model(torch.from_numpy(test.images).permute(0, 3, 1, 2) / 127.5 - 1)
     inside = np.isin(test.labels, [1, 3])
     places = torch.from_numpy((test.labels[inside] == 3).astype(np.int64))
-    assert row.subset_accuracy == pytest.approx(subset_accuracy(logits[inside], places, [1, 3]))
+    assert result.subset_accuracy == pytest.approx(subset_accuracy(logits[inside], places, [1, 3]))
 
 
 def test_a_measurement_is_a_run_with_its_raw_numbers_in_the_store(store):

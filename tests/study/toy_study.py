@@ -19,22 +19,22 @@ def grid(setup, seeds):
     return [setup.run(phi, seed=seed) for seed in seeds for phi in ("softmax", "relu/L", "identity/L")]
 
 
-def figures(rows, setup):
+def figures(results, setup):
     def paint():
         figure, axes = sheet(1)
-        axes[0].plot([row.accuracy or 0 for row in rows])
+        axes[0].plot([result.accuracy or 0 for result in results])
         return figure
 
-    table = Table(("φ", "accuracy"), tuple((row.phi, row.accuracy) for row in rows))
+    table = Table(("φ", "accuracy"), tuple((result.phi, result.accuracy) for result in results))
     return [Figure("toy", "A toy", "Nothing to see.", "A line.", table, paint)]
 
 
-def verdicts(rows, setup):
-    seeds = sorted({row.seed for row in rows})
-    return [Verdict("W-h", "undecided", f"{len(rows)} runs say nothing.", setup.data, seeds, {"runs": len(rows)})]
+def verdicts(results, setup):
+    seeds = sorted({result.seed for result in results})
+    return [Verdict("W-h", "undecided", f"{len(results)} runs say nothing.", setup.data, seeds, {"runs": len(results)})]
 
 
-def row(key: str = "0" * 16, **changes) -> Result:
+def result(key: str = "0" * 16, **changes) -> Result:
     """A result that nobody computed."""
     facts = {
         "key": key,

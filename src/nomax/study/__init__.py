@@ -1,11 +1,13 @@
 """Studies: a question becomes a grid of runs, the runs a figure, and the figure a verdict.
 
-A study is a module in nomax.study.studies, or any Python file: TITLE, CLAIMS, grid(setup, seeds), figures(rows, setup)
-and verdicts(rows, setup). `nomax study NAME` runs it. One of text says so with KIND = "text".
+A study is a module of nomax.study.images or nomax.study.text, or any Python file: TITLE, CLAIMS, grid(setup, seeds),
+figures(results, setup) and verdicts(results, setup). `nomax study NAME` runs it. KIND = "text" marks one of text, and
+CHANGES adapts the set-ups, by name.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -17,39 +19,39 @@ if TYPE_CHECKING:
     from nomax.study.engine.figure import Figure
     from nomax.study.engine.verdict import Verdict
 
-# By the names they have on the command line, in the order of the papers.
-STUDIES = (
-    "scaling",
-    "alpha",
-    "qk-norm",
-    "gate",
-    "rate",
-    "text-rate",
-    "memory",
-    "relu-attention",
-    "documents",
-    "text-phi",
-)
+# The names on the command line, in the order of the papers, and the modules.
+STUDIES = {
+    "scaling": "images.scaling",
+    "alpha": "images.alpha",
+    "qk-norm": "images.qk_norm",
+    "gate": "images.gate",
+    "rate": "images.rate",
+    "text-rate": "text.rate",
+    "memory": "text.memory",
+    "relu-attention": "text.relu_attention",
+    "documents": "text.documents",
+    "text-phi": "text.phi",
+}
 NEEDED = ("TITLE", "CLAIMS", "grid", "figures", "verdicts")
 
 
 class Study(Protocol):
-    """The module of a study. Its docstring says what it shows, the command, the time, and what came out.
+    """The module of a study. Its docstring gives the question, the command, the time it takes, and the outcome.
 
-    Its rows and its set-up are those of images, or those of text where KIND = "text".
+    Its results and its set-up are those of images, or those of text where KIND = "text".
     """
 
     TITLE: str
     CLAIMS: tuple[str, ...]
 
     def grid(self, setup: Any, seeds: Sequence[int]) -> list[Any]:
-        """Return the runs, one seed after the other; what is measured apart is a run of the grid, too."""
+        """Return the runs, one seed after the other. A separate measurement is a run of the grid, too."""
 
-    def figures(self, rows: Sequence[Any], setup: Any) -> "list[Figure]":
-        """Return what came out, as pictures: made of the rows alone."""
+    def figures(self, results: Sequence[Any], setup: Any) -> "list[Figure]":
+        """Draw the results, and nothing but the results."""
 
-    def verdicts(self, rows: Sequence[Any], setup: Any) -> "list[Verdict]":
-        """Return what came out, as judged claims: made of the rows alone."""
+    def verdicts(self, results: Sequence[Any], setup: Any) -> "list[Verdict]":
+        """Judge the claims, by nothing but the results."""
 
 
 def load(name: str) -> Study:
@@ -59,7 +61,7 @@ def load(name: str) -> Study:
     if name not in STUDIES:
         known = f"There are {', '.join(STUDIES)}, and any file ending in .py."
         raise ValueError(f"there is no study {name!r}{did_you_mean(name, STUDIES)} {known}")
-    return cast(Study, import_module(f"nomax.study.studies.{name.replace('-', '_')}"))
+    return cast(Study, import_module(f"nomax.study.{STUDIES[name]}"))
 
 
 def _load_file(path: Path) -> Study:
@@ -79,10 +81,23 @@ def _load_file(path: Path) -> Study:
 
 
 def kind(study: Study) -> Literal["images", "text"]:
-    """Return what the runs of a study are about: its KIND says so, and images if it has none."""
+    """Return the kind of data that a study trains on: images unless its KIND is text."""
     return "text" if getattr(study, "KIND", "images") == "text" else "images"
 
 
+def setups(kind: Literal["images", "text"]) -> Mapping[str, Any]:
+    """Return the set-ups of a kind of study by name; both kinds have the same names."""
+    return cast(Mapping[str, Any], import_module(f"nomax.study.{kind}.setup").SETUPS)
+
+
+def named_setup(study: Study, name: str) -> Any:
+    """Return a set-up by name, with the study's changes to it."""
+    known = setups(kind(study))
+    if name not in known:
+        raise ValueError(f"there is no set-up {name!r}{did_you_mean(name, known)} There are {', '.join(known)}.")
+    return replace(known[name], **getattr(study, "CHANGES", {}).get(name, {}))
+
+
 def short(name: str) -> str:
-    """Return what a study is called in folders and tables: one of a file like the file."""
+    """Return the name of a study in folders and tables: that of the file if it is one."""
     return Path(name).stem.replace("_", "-") if name.endswith(".py") else name

@@ -6,6 +6,7 @@ Its key is a hash of all that makes it the run it is.
 import dataclasses
 import hashlib
 import json
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -35,7 +36,8 @@ class Experiment(ABC):
     """One run of a grid, in which every number is settled."""
 
     alone: ClassVar[bool] = False
-    """It takes times, so no other run may go on beside it."""
+    """True for a run that takes times: no other may go on beside it."""
+    result_type: ClassVar[Callable[..., Result]]
 
     @property
     def steps(self) -> int:
@@ -69,11 +71,6 @@ class Experiment(ABC):
     @abstractmethod
     def facts(self) -> dict[str, Any]:
         """The columns of its result that are known before the run."""
-
-    @property
-    @abstractmethod
-    def result_type(self) -> Callable[..., Result]:
-        """The class of its result."""
 
     def result(self, status: str, **measured: Any) -> Any:
         """Return its result, given how it ended and what came out."""
@@ -151,6 +148,8 @@ class TrainedExperiment(Experiment):
 class ImageExperiment(TrainedExperiment):
     """A configuration of a vision transformer, and the measurements that follow the training."""
 
+    result_type = ImageResult
+
     config: VisionConfig
     probes: tuple[str, ...] = ()
     """Data sets of the ten-shot probe, as `nomax probe --on` takes them."""
@@ -158,11 +157,6 @@ class ImageExperiment(TrainedExperiment):
     """Measure accuracy among some labels, too: imagenet1k, icons, or a file."""
     probe_images: int = 0
     """Test images of each probe's data set to look at, spread evenly; 0: all of them."""
-
-    @property
-    def result_type(self) -> type[ImageResult]:
-        """The class of its result."""
-        return ImageResult
 
     @cached_property
     def macs(self) -> int:
@@ -189,18 +183,15 @@ class ImageExperiment(TrainedExperiment):
 class TextExperiment(TrainedExperiment):
     """A configuration of a ReLUFormer, and the measurements that follow the training. The test loss is always one."""
 
+    result_type = TextResult
+
     config: TextConfig
     measures: tuple[str, ...] = ()
-    """The others, by their names in nomax.study.measures.TEXT_MEASURES."""
+    """The others, by their names in nomax.study.engine.measures.TEXT_MEASURES."""
     test_pairs: int = 0
     """Pairs of the split that they look at, in whole documents from the first; 0: all of them."""
     split: Literal["test", "valid"] = "test"
     """The split that is measured: trials, which choose settings, look at the validation split."""
-
-    @property
-    def result_type(self) -> type[TextResult]:
-        """The class of its result."""
-        return TextResult
 
     @property
     def macs(self) -> int:
@@ -234,6 +225,7 @@ class Measurement(Experiment):
     A study defines a subclass in a module that can be imported, because runs are done in other processes.
     """
 
+    result_type = MeasurementResult
     kind: ClassVar[str]
     """The name of what is measured: "gate-cost"."""
 
@@ -257,16 +249,44 @@ class Measurement(Experiment):
         return {"measurement": self.kind, **settings}
 
     @property
-    def result_type(self) -> type[MeasurementResult]:
-        """The class of its result."""
-        return MeasurementResult
-
-    @property
     def facts(self) -> dict[str, Any]:
         """The columns of its result that are known before the run."""
         settings = {name: value for name, value in _flat(self.identity()).items() if name != "measurement"}
         names = {"key": self.key, "measurement": self.kind, "variant": self.variant, "tokens": self.tokens}
         return {**names, "settings": settings}
+
+
+@dataclass(frozen=True)
+class ViTMeasurement(Measurement):
+    """Something measured of vision transformers that are not trained."""
+
+    model: ViTConfig
+
+    @property
+    def variant(self) -> str:
+        """The model, in a word."""
+        return self.model.variant
+
+    @property
+    def tokens(self) -> int:
+        """The length of sequences."""
+        return self.model.tokens
+
+
+def cpu_seconds(calls: Mapping[str, Callable[[], object]], rounds: int, stop: Stop) -> Numbers | None:
+    """Return the CPU time of each call in each round; None if asked to stop. A first round warms up and is left out.
+
+    The calls take turns, so whatever else the machine does meets all of them.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds + 1):
+        for name, call in calls.items():
+            if stop.asked:
+                return None
+            start = time.process_time()
+            call()
+            seconds[name].append(time.process_time() - start)
+    return {name: tuple(times[1:]) for name, times in seconds.items()}
 
 
 def attention_name(config: TextConfig) -> str:

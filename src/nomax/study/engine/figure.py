@@ -1,11 +1,12 @@
 """A figure of a study: the picture, its caption, a sentence for those who cannot see it, and the table behind it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from nomax import _figures
-from nomax._figures import SOFT
+from nomax._figures import INK, SOFT
+from nomax.study.engine.statistics import Interval
 
 Cell = str | int | float | None
 
@@ -19,6 +20,8 @@ STYLE: dict[Any, Any] = {
     "legend.fontsize": 10.5,
 }
 WIDTH = 7.6  # inches
+BROKEN = (0, (5, 3))  # the line of a level, such as softmax's over α
+LOST: dict[str, Any] = {"ls": "", "marker": "x", "ms": 8, "mew": 2, "color": INK.light}  # runs that diverged
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,22 @@ def legend(figure: Any, handles: Sequence[Any], columns: int = 4) -> None:
         handlelength=1.8,
         handletextpad=0.5,
     )
+
+
+def handle(label: str, **look: Any) -> Any:
+    """Make an entry of a legend: a line or a marker."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], label=label, **look)
+
+
+def draw_intervals(axis: Any, intervals: Mapping[str, Interval], colours: Sequence[str]) -> None:
+    """Draw named estimates one below the other, each with its interval."""
+    for place, (interval, colour) in enumerate(zip(intervals.values(), colours, strict=True)):
+        axis.plot([interval.low, interval.high], [place] * 2, lw=1.6, color=colour)
+        axis.plot(interval.mean, place, "o", ms=7, color=colour)
+    axis.set_yticks(range(len(intervals)), list(intervals))
+    axis.invert_yaxis()
 
 
 def nothing_yet(axis: Any) -> None:

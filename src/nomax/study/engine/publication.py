@@ -31,7 +31,7 @@ class Publication:
 
     about: Mapping[str, Any] = field(default_factory=dict)
     """study.json."""
-    rows: Mapping[str, Result] = field(default_factory=dict)
+    results: Mapping[str, Result] = field(default_factory=dict)
     curves: Entries = field(default_factory=dict)
     diagnostics: Entries = field(default_factory=dict)
 
@@ -41,9 +41,9 @@ class Publication:
         if not (folder / "study.json").is_file():
             return Publication()
         try:
-            rows, curves, diagnostics = (_content(folder / f"{name}.json") for name in LISTS)
+            results, curves, diagnostics = (_content(folder / f"{name}.json") for name in LISTS)
             about = read_json(folder / "study.json", ADVICE)
-            results = {row.key: row for row in map(Result.from_dict, rows) if row.status != "failed"}
+            results = {result.key: result for result in map(Result.from_dict, results) if result.status != "failed"}
             by_key = [{entry["key"]: entry for entry in entries} for entries in (curves, diagnostics)]
             datetime.fromisoformat(about.get("finished", "2000-01-01"))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -53,8 +53,8 @@ class Publication:
 
     def lend(self, store: Store, runs: Iterable[Experiment]) -> int:
         """Make the published results known to a store that lacks them; return how many of these runs it got."""
-        wanted = {run.key for run in runs} & self.rows.keys()
-        lent = {key: self.rows[key] for key in sorted(wanted) if store.outcome(key) is None}
+        wanted = {run.key for run in runs} & self.results.keys()
+        lent = {key: self.results[key] for key in sorted(wanted) if store.outcome(key) is None}
         store.published |= lent
         return len(lent)
 

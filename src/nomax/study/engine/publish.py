@@ -10,7 +10,7 @@ import json
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from inspect import getdoc, signature
 from pathlib import Path
@@ -30,8 +30,6 @@ from nomax.study.engine.experiment import Experiment
 from nomax.study.engine.publication import Publication, diagnostics_json, read_diagnostics
 from nomax.study.engine.result import ImageResult, Result, TrainedResult, finals, trained
 from nomax.study.engine.store import OUTCOME, Store
-from nomax.study.setup import Setup
-from nomax.study.text_setup import TextSetup
 from nomax.train import metrics
 from nomax.train.run_folder import facts
 
@@ -53,7 +51,7 @@ LAYERS = 4
 
 def publish(
     module: "Study",
-    setup: Setup | TextSetup,
+    setup: Any,
     runs: Sequence[Experiment],
     store: Store,
     *,
@@ -69,24 +67,24 @@ def publish(
     """
     before = before or Publication()
     with store.publishing():
-        rows = store.results([run.key for run in runs])
-        diagnostics = [entry for row in trained(rows) if (entry := _diagnostics(row, store, before))]
-        figures = draw(module, rows, setup, diagnostics)
-        verdicts = list(module.verdicts(rows, setup))
+        results = store.results([run.key for run in runs])
+        diagnostics = [entry for result in trained(results) if (entry := _diagnostics(result, store, before))]
+        figures = draw(module, results, setup, diagnostics)
+        verdicts = list(module.verdicts(results, setup))
         out.mkdir(parents=True, exist_ok=True)
         _remove_old_pictures(out, {figure.name for figure in figures})
         for figure in figures:
             for kind in PICTURES:
                 write(out / f"{figure.name}{kind}", figure.render(kind))
-        write_json(out / "runs.json", rows)
-        write(out / "runs.csv", to_csv(rows))
-        write_json(out / "curves.json", [curve(row, store, before) for row in telling(rows)])
+        write_json(out / "runs.json", results)
+        write(out / "runs.csv", to_csv(results))
+        write_json(out / "curves.json", [curve(result, store, before) for result in telling(results)])
         if diagnostics:
             write(out / "diagnostics.json", diagnostics_json(diagnostics))
         else:
             (out / "diagnostics.json").unlink(missing_ok=True)
-        write_attention(rows, store, out, before)
-        counts, missing = Counter(row.status for row in rows), len(runs) - len(rows)
+        write_attention(results, store, out, before)
+        counts, missing = Counter(result.status for result in results), len(runs) - len(results)
         preliminary = note(setup, missing)
         write_json(out / "verdicts.json", verdicts)
         write(out / "verdicts.md", markdown(module.TITLE, verdicts, command, preliminary))
@@ -99,7 +97,7 @@ def publish(
             "claims": list(module.CLAIMS),
             "figures": [_described(figure) for figure in figures],
             "setup": setup,
-            **_story(rows, store, command, before),
+            **_story(results, store, command, before),
             "runs": {status: counts[status] for status in ("done", "diverged", "failed")} | {"missing": missing},
         }
         write_json(out / "study.json", about)  # last: whoever finds it finds the others
@@ -107,13 +105,13 @@ def publish(
 
 
 def draw(
-    module: "Study", rows: Sequence[Result], setup: Setup | TextSetup, diagnostics: Sequence[Mapping[str, Any]]
+    module: "Study", results: Sequence[Result], setup: Any, diagnostics: Sequence[Mapping[str, Any]]
 ) -> "list[Figure]":
     """Return the figures of a study. One whose `figures` takes a third argument gets the points of runs by key."""
     if len(signature(module.figures).parameters) < 3:
-        return list(module.figures(rows, setup))
+        return list(module.figures(results, setup))
     points = {entry["key"]: entry["points"] for entry in diagnostics}
-    return list(module.figures(rows, setup, points))  # type: ignore[call-arg]
+    return list(module.figures(results, setup, points))  # type: ignore[call-arg]
 
 
 def redraw(folder: Path) -> list[Path]:
@@ -125,12 +123,12 @@ def redraw(folder: Path) -> list[Path]:
     try:
         own = next((word for word in shlex.split(about["command"]) if word.endswith(".py")), None)
         module = study.load(own or about["name"])
-        rows, setup = [Result.from_dict(row) for row in runs], _setup(about["setup"], module)
+        results, setup = [Result.from_dict(result) for result in runs], _setup(about["setup"], module)
         known = {figure["file"]: figure["table"] for figure in about["figures"]}
         diagnostics = list(Publication.read(folder).diagnostics.values())
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{folder} does not hold what `nomax study` writes: {error!r}.") from None
-    figures = draw(module, rows, setup, diagnostics)
+    figures = draw(module, results, setup, diagnostics)
     drawn = {f"{figure.name}.svg": json.loads(to_json(_described(figure)))["table"] for figure in figures}
     if drawn != known:
         changed = [name for name in {**known, **drawn} if drawn.get(name) != known.get(name)]
@@ -144,21 +142,21 @@ def redraw(folder: Path) -> list[Path]:
     return list(pictures)
 
 
-def _setup(plain: Mapping[str, Any], module: "Study") -> Setup | TextSetup:
+def _setup(plain: Mapping[str, Any], module: "Study") -> Any:
     """Rebuild a set-up from study.json."""
-    form: Callable[..., Setup | TextSetup] = TextSetup if study.kind(module) == "text" else Setup
-    names = signature(form).parameters
-    return form(**{name: tuple(v) if isinstance(v, list) else v for name, v in plain.items() if name in names})
+    setup_type = type(study.setups(study.kind(module))["default"])
+    names = signature(setup_type).parameters
+    return setup_type(**{name: tuple(v) if isinstance(v, list) else v for name, v in plain.items() if name in names})
 
 
-def note(setup: Setup | TextSetup, missing: int) -> str:
+def note(setup: Any, missing: int) -> str:
     """Return what a reader must know before anything else; empty if the results are what they should be."""
     said = ["smoke: these verdicts mean nothing"] * (setup.name == "smoke")
     said += [f"preliminary: {missing} run{'s are' if missing > 1 else ' is'} missing"] * (missing > 0)
     return "; ".join(said)
 
 
-def check_place(out: Path, setup: Setup | TextSetup, runs: int) -> None:
+def check_place(out: Path, setup: Any, runs: int) -> None:
     """Raise a FileExistsError if a folder holds results of more than so many runs, which these would replace.
 
     Those of another smoke run are worth nothing, and give way.
@@ -176,9 +174,9 @@ def check_place(out: Path, setup: Setup | TextSetup, runs: int) -> None:
         )
 
 
-def to_csv(rows: Sequence[Result]) -> str:
-    """Format rows as CSV, with a column for each probe and measurement."""
-    columns, records = table(rows)
+def to_csv(results: Sequence[Result]) -> str:
+    """Format results as CSV, with a column for each probe and measurement."""
+    columns, records = table(results)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -186,10 +184,14 @@ def to_csv(rows: Sequence[Result]) -> str:
     return text.getvalue()
 
 
-def table(rows: Sequence[Result]) -> tuple[list[str], list[list[Any]]]:
+def table(results: Sequence[Result]) -> tuple[list[str], list[list[Any]]]:
     """Return columns and cells: the ten-shot accuracy of each probe, and each number measured of text, has a column."""
-    plain = list(dict.fromkeys(name for row in {type(row): row for row in rows}.values() for name in row.to_dict()))
-    columns: dict[str, list[Any]] = {name: [getattr(row, name, None) for row in rows] for name in plain}
+    plain = list(
+        dict.fromkeys(
+            name for result in {type(result): result for result in results}.values() for name in result.to_dict()
+        )
+    )
+    columns: dict[str, list[Any]] = {name: [getattr(result, name, None) for result in results] for name in plain}
     for inside, start in (("probes", "ten_shot_"), ("measured", "")):
         cells = columns.pop(inside, [])
         for name in sorted({name for cell in cells for name in cell or {}}):
@@ -199,32 +201,32 @@ def table(rows: Sequence[Result]) -> tuple[list[str], list[list[Any]]]:
     return list(columns), [list(record) for record in zip(*columns.values(), strict=True)]
 
 
-def telling(rows: Sequence[Result]) -> list[TrainedResult]:
+def telling(results: Sequence[Result]) -> list[TrainedResult]:
     """Choose the runs whose curves are worth a look: of the first seed, softmax, every h at α = 1, relu at every α."""
-    models: list[TrainedResult] = finals(rows)
-    first = min((row.seed for row in models), default=0)
-    chosen = [row for row in models if row.seed == first and row.status != "failed"]
-    return [row for row in chosen if row.activation in (*ROW_MAPS, "relu") or math.isclose(row.alpha, 1)]
+    models: list[TrainedResult] = finals(results)
+    first = min((result.seed for result in models), default=0)
+    chosen = [result for result in models if result.seed == first and result.status != "failed"]
+    return [result for result in chosen if result.activation in (*ROW_MAPS, "relu") or math.isclose(result.alpha, 1)]
 
 
-def _diagnostics(row: TrainedResult, store: Store, before: Publication) -> Mapping[str, Any] | None:
+def _diagnostics(result: TrainedResult, store: Store, before: Publication) -> Mapping[str, Any] | None:
     """Return the entry of a run in diagnostics.json; None if it did not look into itself."""
-    if points := read_diagnostics(store.folder(row.key)):
-        return {"key": row.key, "label": row.label, "points": points}
-    return before.diagnostics.get(row.key)
+    if points := read_diagnostics(store.folder(result.key)):
+        return {"key": result.key, "label": result.label, "points": points}
+    return before.diagnostics.get(result.key)
 
 
-def curve(row: TrainedResult, store: Store, before: Publication) -> dict[str, Any]:
+def curve(result: TrainedResult, store: Store, before: Publication) -> dict[str, Any]:
     """Return loss and accuracy in training; of a long run, means over equal parts of it."""
-    lines = [line for line in metrics.read(store.folder(row.key)) if "evaluation" not in line]
-    if not lines and row.key in before.curves:
-        return before.curves[row.key]
+    lines = [line for line in metrics.read(store.folder(result.key)) if "evaluation" not in line]
+    if not lines and result.key in before.curves:
+        return before.curves[result.key]
     length = max(1, math.ceil(len(lines) / POINTS))
     parts = [lines[start : start + length] for start in range(0, len(lines), length)]
     return {
-        "key": row.key,
-        "label": row.label,
-        "group": f"{row.variant}, {row.tokens} tokens",
+        "key": result.key,
+        "label": result.label,
+        "group": f"{result.variant}, {result.tokens} tokens",
         "steps": [part[-1]["step"] for part in parts],
         "loss": [_mean(part, "loss") for part in parts],
         "accuracy": [_mean(part, "accuracy") for part in parts],
@@ -253,11 +255,11 @@ def _described(figure: "Figure") -> dict[str, Any]:
     return {"file": f"{figure.name}.svg", **words, "table": {"columns": columns, "rows": rows}}
 
 
-def _story(rows: Sequence[Result], store: Store, command: str, before: Publication) -> dict[str, Any]:
+def _story(results: Sequence[Result], store: Store, command: str, before: Publication) -> dict[str, Any]:
     """Return where and when the runs were done, as their folders say, and of those without one the old study.json."""
     stories, ends, old = [], [], False
-    for row in rows:
-        folder = store.folder(row.key)
+    for result in results:
+        folder = store.folder(result.key)
         if not (folder / OUTCOME).is_file():
             old = True
             continue
@@ -294,15 +296,15 @@ def _mean(lines: Sequence[Mapping[str, float]], name: str) -> float | None:
     return round(sum(values) / len(values), 5) if values else None
 
 
-def write_attention(rows: Sequence[Result], store: Store, out: Path, before: Publication) -> None:
+def write_attention(results: Sequence[Result], store: Store, out: Path, before: Publication) -> None:
     """Write row statistics and attention maps of a few image runs whose models are in the store.
 
     If a model is not there, and its run was part of the publication before, the pictures of that stay.
     """
-    images = [row for row in finals(rows) if isinstance(row, ImageResult)]
+    images = [result for result in finals(results) if isinstance(result, ImageResult)]
     looked = worth_a_look(images)
-    chosen = [row for row in looked if (store.folder(row.key) / "model").is_dir()]
-    if any(row.key in before.rows for row in looked if row not in chosen):
+    chosen = [result for result in looked if (store.folder(result.key) / "model").is_dir()]
+    if any(result.key in before.results for result in looked if result not in chosen):
         return
     for name in ("rows_statistics.json", "maps.svg", "maps.png"):  # the last as it was called before
         (out / name).unlink(missing_ok=True)
@@ -311,44 +313,44 @@ def write_attention(rows: Sequence[Result], store: Store, out: Path, before: Pub
         write(out / "maps.svg", _attention_maps(chosen, store))
 
 
-def worth_a_look(rows: Sequence[ImageResult]) -> list[ImageResult]:
+def worth_a_look(results: Sequence[ImageResult]) -> list[ImageResult]:
     """Choose the runs to look into: of the first seed, middle length and one size, softmax and others at α = 1."""
-    done = [row for row in rows if row.status == "done"]
+    done = [result for result in results if result.status == "done"]
     if not done:
         return []
-    tokens = median_low(sorted({row.tokens for row in done}))
-    first = min(row.seed for row in done)
-    near = [row for row in done if row.seed == first and row.tokens == tokens]
-    near = [row for row in near if row.size == near[0].size]
-    return [row for row in near if row.activation == SOFTMAX or math.isclose(row.alpha, 1)][:MOST]
+    tokens = median_low(sorted({result.tokens for result in done}))
+    first = min(result.seed for result in done)
+    near = [result for result in done if result.seed == first and result.tokens == tokens]
+    near = [result for result in near if result.size == near[0].size]
+    return [result for result in near if result.activation == SOFTMAX or math.isclose(result.alpha, 1)][:MOST]
 
 
-def _row_statistics(rows: Sequence[ImageResult], store: Store) -> list[dict[str, Any]]:
+def _row_statistics(results: Sequence[ImageResult], store: Store) -> list[dict[str, Any]]:
     """Return the entries of rows_statistics.json: every head of every layer."""
     entries = []
-    for row in rows:
-        trained = load(store.folder(row.key))
-        heads = row_statistics(trained.model, _images(trained, row, IMAGES))
-        entries.append({"label": row.label, "layers": [dataclasses.asdict(head) for head in heads]})
+    for result in results:
+        trained = load(store.folder(result.key))
+        heads = row_statistics(trained.model, _images(trained, result, IMAGES))
+        entries.append({"label": result.label, "layers": [dataclasses.asdict(head) for head in heads]})
     return entries
 
 
-def _attention_maps(rows: Sequence[ImageResult], store: Store) -> bytes:
+def _attention_maps(results: Sequence[ImageResult], store: Store) -> bytes:
     """Draw where the models look, as SVG, whose letters and background turn dark."""
     shown, image = {}, torch.empty(0)
-    for row in rows:
-        trained = load(store.folder(row.key))
-        image = _images(trained, row, 1)[0]
+    for result in results:
+        trained = load(store.folder(result.key))
+        image = _images(trained, result, 1)[0]
         # In units of 1/L, and over all heads.
-        shown[row.label.replace(", ", "\n")] = attention_maps(trained.model, image).mean(1) * row.tokens
+        shown[result.label.replace(", ", "\n")] = attention_maps(trained.model, image).mean(1) * result.tokens
     depth = min(len(layers) for layers in shown.values())
     layers = torch.linspace(0, depth - 1, min(depth, LAYERS)).round().int().tolist()
     return maps.draw(image, shown, layers, "Where the mean patch looks (mean over heads)", ".svg")
 
 
-def _images(trained: TrainedImageModel, row: ImageResult, number: int) -> list[torch.Tensor]:
+def _images(trained: TrainedImageModel, result: ImageResult, number: int) -> list[torch.Tensor]:
     """Return so many test images as the model sees them, from the first on, spread evenly."""
-    source = data.load(row.data, "test", on_error=trained.config.on_error if trained.config else "raise")
+    source = data.load(result.data, "test", on_error=trained.config.on_error if trained.config else "raise")
     places = np.linspace(INDEX, len(source) - 1, number).round().astype(np.int64)
     with evaluation_batches(part(source, places), trained.transform, 8) as batches:
         return [image for batch, _ in batches for image in batch]

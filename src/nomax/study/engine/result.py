@@ -276,12 +276,14 @@ def measured(results: Iterable[Result], measurement: str) -> list[MeasurementRes
     ]
 
 
-def where(rows: Iterable[AnyResult], **fields: Any) -> list[AnyResult]:
-    """Return the rows with these values: where(rows, activation="relu", alpha=1, patch=4)."""
+def where(results: Iterable[AnyResult], **fields: Any) -> list[AnyResult]:
+    """Return the results with these values: where(results, activation="relu", alpha=1, patch=4)."""
     unknown = fields.keys() - {*_columns(ImageResult), *_columns(TextResult)}
     if unknown:
-        raise TypeError(f"a row has no field {', '.join(sorted(unknown))}.")
-    return [row for row in rows if all(_same(getattr(row, name, None), value) for name, value in fields.items())]
+        raise TypeError(f"a result has no field {', '.join(sorted(unknown))}.")
+    return [
+        result for result in results if all(_same(getattr(result, name, None), value) for name, value in fields.items())
+    ]
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -38,7 +38,7 @@ class GridReport:
     @property
     def exit_code(self) -> int:
         """1 if a process ended without a word, or if nothing came of all that was tried; 0 otherwise."""
-        failed = bool(self.finished) and all(row.status == "failed" for row in self.finished)
+        failed = bool(self.finished) and all(result.status == "failed" for result in self.finished)
         return 1 if self.crashed or failed else 0
 
 
@@ -91,8 +91,8 @@ def unfinished(runs: Iterable[Experiment], store: Store, retry: bool = False) ->
     """Return the runs that have no outcome, or that failed and are to be tried again."""
     left = []
     for run in unique(runs):
-        row = store.outcome(run.key)
-        if row is None or (retry and row.status == "failed"):
+        result = store.outcome(run.key)
+        if result is None or (retry and result.status == "failed"):
             left.append(run)
     return left
 
@@ -157,9 +157,9 @@ class _Grid:
                 self.waiting.append(active.run)
             elif code in (130, 143):
                 view.say(f"{active.run.label}: stopped; the same command goes on from its last checkpoint.")
-            elif code == 0 and (row := self.store.outcome(key)) is not None:
-                self._finish(row)
-                view.finished(row, self.done, self.seconds_left())
+            elif code == 0 and (result := self.store.outcome(key)) is not None:
+                self._finish(result)
+                view.finished(result, self.done, self.seconds_left())
             else:
                 self.crashed.append(active.run)
                 said = f"{active.run.label}: its process ended with exit code {code}, without an outcome."
@@ -180,9 +180,9 @@ class _Grid:
         return bool(self.working or self.elsewhere)
 
     def _consider(self, run: Experiment) -> None:
-        if run.key not in self.retried and (row := self.store.outcome(run.key)) is not None:
+        if run.key not in self.retried and (result := self.store.outcome(run.key)) is not None:
             self.waiting.remove(run)
-            self._finish(row)
+            self._finish(result)
         elif self.deadline is not None and time.monotonic() + self.seconds(run) > self.deadline:
             pass
         elif self.store.busy(run.key):
@@ -194,10 +194,10 @@ class _Grid:
             self.retried.discard(run.key)
             self.working[run.key] = _Active(run, self.launcher.start(run))
 
-    def _finish(self, row: Result) -> None:
-        self.finished.append(row)
-        self.estimate.learn(row)
-        self.store.belongs([row.key], self.study)
+    def _finish(self, result: Result) -> None:
+        self.finished.append(result)
+        self.estimate.learn(result)
+        self.store.belongs([result.key], self.study)
 
     def seconds(self, run: Experiment) -> float:
         """Return how long a run will still take."""
@@ -249,10 +249,10 @@ class ProgressView:
         """Print a line above the bars."""
         self.console.print(text)
 
-    def finished(self, row: Result, done: int, seconds_left: float) -> None:
+    def finished(self, result: Result, done: int, seconds_left: float) -> None:
         """Tell what came out of a run."""
         left = f"; about {spell_time(seconds_left)} left" if done < self.total else ""
-        self.say(f"{done}/{self.total}  {row.label}: {tell_outcome(row)}{left}")
+        self.say(f"{done}/{self.total}  {result.label}: {tell_outcome(result)}{left}")
 
     def show(
         self, done: int, working: Sequence[tuple[Experiment, int]], waiting: int, elsewhere: int, seconds_left: float
@@ -280,11 +280,15 @@ class ProgressView:
             self._bars.remove_task(self._tasks.pop(key))
 
 
-def tell_outcome(row: Result) -> str:
+def tell_outcome(result: Result) -> str:
     """Return what came out of a run, in a few words."""
-    if row.status == "done":
-        return f"{row.summary} in {spell_time(row.seconds)}"
-    return f"diverged at step {getattr(row, 'diverged_at', 0)}" if row.status == "diverged" else f"failed: {row.error}"
+    if result.status == "done":
+        return f"{result.summary} in {spell_time(result.seconds)}"
+    return (
+        f"diverged at step {getattr(result, 'diverged_at', 0)}"
+        if result.status == "diverged"
+        else f"failed: {result.error}"
+    )
 
 
 # Of one core with AVX2 on small matrices, in training steps. It serves until the first run is finished.
@@ -299,15 +303,20 @@ UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 class Estimate:
     """Seconds per floating point operation, of each kind of model where known, else of any, else an assumption."""
 
-    def __init__(self, rows: Iterable[Result] = ()) -> None:
+    def __init__(self, results: Iterable[Result] = ()) -> None:
         self._rates: dict[str, list[float]] = defaultdict(list)
-        for row in rows:
-            self.learn(row)
+        for result in results:
+            self.learn(result)
 
-    def learn(self, row: Result) -> None:
+    def learn(self, result: Result) -> None:
         """Take a finished run into account."""
-        if isinstance(row, TrainedResult) and row.status == "done" and row.seconds > 0 and row.train_flops > 0:
-            self._rates[row.variant].append(row.seconds / row.train_flops)
+        if (
+            isinstance(result, TrainedResult)
+            and result.status == "done"
+            and result.seconds > 0
+            and result.train_flops > 0
+        ):
+            self._rates[result.variant].append(result.seconds / result.train_flops)
 
     def seconds(self, run: Experiment, share: float = 1.0) -> float:
         """Return how long a run will take, or the share of it that is left."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +78,11 @@ def contrast(cells: Sequence[Sequence[float]], weights: Sequence[float] | None =
         off += share * _deviations(np.asarray(cell, np.float64)[:, None], generator)[:, 0]
     low, high = np.percentile(off, (2.5, 97.5)) * (student(sum(len(cell) - 1 for cell in cells)) / Z)
     return Interval(mean, mean + float(low), mean + float(high))
+
+
+def ratio(first: Sequence[float], second: Sequence[float]) -> Interval:
+    """Return the mean of first ÷ second, pair by pair, with its interval."""
+    return contrast([[one / other for one, other in zip(first, second, strict=True)]])
 
 
 def slope_weights(x: Sequence[float]) -> list[float]:
@@ -204,32 +209,32 @@ def _deviations(values: Floats, generator: np.random.Generator) -> Floats:
     return found
 
 
-def accuracy(row: ImageResult) -> float | None:
+def accuracy(result: ImageResult) -> float | None:
     """Return accuracy among the label subset if the data has one, else on all test images; chance if the run diverged.
 
     None if it failed, which says nothing about the model: a file was missing, or the machine gave up.
     """
-    if row.status == "diverged":
-        return 1 / row.classes
-    return row.accuracy if row.subset_accuracy is None else row.subset_accuracy
+    if result.status == "diverged":
+        return 1 / result.classes
+    return result.accuracy if result.subset_accuracy is None else result.subset_accuracy
 
 
-def ten_shot(row: ImageResult) -> float | None:
+def ten_shot(result: ImageResult) -> float | None:
     """Return the mean 10-shot accuracy over the probes; 0 if the run diverged, since it has no features."""
-    return 0.0 if row.status == "diverged" else row.ten_shot
+    return 0.0 if result.status == "diverged" else result.ten_shot
 
 
 def values(
-    rows: Sequence[AnyResult],
+    results: Sequence[AnyResult],
     cell: Callable[[AnyResult], Cell],
     score: Callable[[AnyResult], float | None],
 ) -> dict[tuple[Cell, int], float]:
     """Return what each (cell, seed) counts for."""
     found = {}
-    for row in rows:
-        value = score(row)
+    for result in results:
+        value = score(result)
         if value is not None:
-            found[cell(row), row.seed] = value
+            found[cell(result), result.seed] = value
     return found
 
 
@@ -250,11 +255,69 @@ def over_settings(cells: Mapping[Cell, Sequence[float]]) -> Interval:
     return replace(found, lacking="settings")
 
 
-def seeds(rows: Sequence[TrainedResult]) -> list[int]:
+def seeds(results: Sequence[TrainedResult]) -> list[int]:
     """Return the seeds there are."""
-    return sorted({row.seed for row in rows})
+    return sorted({result.seed for result in results})
 
 
-def lengths(rows: Sequence[TrainedResult]) -> list[int]:
+def lengths(results: Sequence[TrainedResult]) -> list[int]:
     """Return the sequence lengths there are, the shortest first."""
-    return sorted({row.tokens for row in rows})
+    return sorted({result.tokens for result in results})
+
+
+@dataclass(frozen=True)
+class BestAlpha(Generic[Cell]):
+    """The best α of several lines, which have a score for each α and seed: close to 1, or further away?"""
+
+    within: float
+    """Close to 1 is so near."""
+    best: dict[Cell, Best]
+    """The place of the best mean of each line, over the seeds that have every α."""
+    leads: dict[Cell, list[float]]
+    """By how much a line's best α close to 1 beats its best further away, for each seed that has every α.
+
+    The other seeds choose which α is the best of each kind, so that a lucky run is not chosen for being lucky. It makes
+    the seeds depend on each other: intervals are to be taken over lines.
+    """
+    by_chance: float
+    """The share of the α of the grid that is close to 1."""
+
+    @property
+    def lead(self) -> Interval:
+        """The mean lead, with its interval over the lines."""
+        return over_settings(self.leads)
+
+    @property
+    def near(self) -> int:
+        """The number of lines whose best α is close to 1."""
+        return sum(abs(best.place - 1) <= self.within for best in self.best.values())
+
+
+def best_alpha(
+    lines: Mapping[Cell, Sequence[AnyResult]], score: Callable[[AnyResult], float | None], within: float = 0.0
+) -> BestAlpha[Cell]:
+    """Find the best α of each line, and whether those within a distance of 1 beat the others."""
+    best_of: dict[Cell, Best] = {}
+    leads: dict[Cell, list[float]] = {}
+    for name, results in lines.items():
+        grid, curves = _curves(results, score)
+        near = [abs(alpha - 1) <= within for alpha in grid]
+        if curves and len(grid) > 1:
+            best_of[name] = best(curves, grid)
+        if len(curves) > 1 and len(set(near)) == 2:
+            leads[name] = chosen_elsewhere(curves, near)
+    every = {result.alpha for results in lines.values() for result in results}
+    chance = fmean([abs(alpha - 1) <= within for alpha in every]) if every else math.nan
+    return BestAlpha(within, best_of, leads, chance)
+
+
+def _curves(
+    results: Sequence[AnyResult], score: Callable[[AnyResult], float | None]
+) -> tuple[list[float], list[list[float]]]:
+    """Return the grid of α, and the scores over it of every seed that has them all."""
+    grid = sorted({result.alpha for result in results})
+    by_seed: dict[int, dict[float, float]] = {}
+    for (alpha, seed), value in values(results, lambda result: result.alpha, score).items():
+        by_seed.setdefault(seed, {})[alpha] = value
+    whole = [by_seed[seed] for seed in sorted(by_seed) if len(by_seed[seed]) == len(grid)]
+    return grid, [[by_alpha[alpha] for alpha in grid] for by_alpha in whole]

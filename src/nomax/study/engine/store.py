@@ -51,15 +51,15 @@ class Store:
             if path.exists() and not path.is_file():  # a pipe would be waited for
                 raise ValueError("it is not a file.")
             with path.open("rb") as file:
-                row = Result.from_json(file.read(LARGEST + 1))
-            if row.key != key:
-                raise ValueError(f"it is the outcome of another run, {row.key[:80]!r}.")
+                result = Result.from_json(file.read(LARGEST + 1))
+            if result.key != key:
+                raise ValueError(f"it is the outcome of another run, {result.key[:80]!r}.")
         except FileNotFoundError:
             return None
         except (ValueError, OSError) as error:
             reason = str(error).rstrip(".")
             raise ValueError(f"{path} cannot be read: {reason}. Put a copy there that can, or remove it.") from None
-        return row
+        return result
 
     def outcome(self, key: str) -> Result | None:
         """Return the result of a run; None if it is not over, or if it cannot be read, which is told."""
@@ -95,9 +95,9 @@ class Store:
         """Return the lock that whoever writes a results folder must hold."""
         return FileLock(self.place / "publish.lock")
 
-    def finish(self, row: Result) -> None:
+    def finish(self, result: Result) -> None:
         """Write the outcome of a run, complete or not at all. Whoever calls this holds the run."""
-        _files.write(self.folder(row.key) / OUTCOME, row.to_json())
+        _files.write(self.folder(result.key) / OUTCOME, result.to_json())
 
     def reopen(self, key: str) -> None:
         """Take back the outcome of a run, to try it again. Whoever calls this holds the run."""
@@ -130,9 +130,9 @@ class Store:
         """Return the results of these runs in their order, or those of a study, or all."""
         chosen = list(dict.fromkeys([*self.finished(), *self.published])) if keys is None else keys
         return [
-            row
+            result
             for key in chosen
-            if (study is None or study in self.studies(key)) and (row := self.outcome(key)) is not None
+            if (study is None or study in self.studies(key)) and (result := self.outcome(key)) is not None
         ]
 
 
@@ -146,11 +146,11 @@ def merge(store: Store, others: Sequence[Store]) -> list[str]:
     wanted: dict[str, Store] = {}
     studies: dict[str, set[str]] = {}
     for other in others:
-        for key, row in _outcomes(other):
+        for key, result in _outcomes(other):
             studies.setdefault(key, set()).update(other.studies(key))
-            known = _agreed(store, key, row, other)
+            known = _agreed(store, key, result, other)
             if key in wanted:
-                _agreed(wanted[key], key, row, other)
+                _agreed(wanted[key], key, result, other)
             elif not known:
                 wanted[key] = other
     with _aside(store) as (new, old):
@@ -174,9 +174,9 @@ def _outcomes(store: Store) -> Iterator[tuple[str, Result]]:
             folders[:] = [name for name in folders if name not in left_out]
             for name in {*folders, *names} - left_out:
                 _within(Path(folder, name))
-        row = store.read(key)
-        if row is not None:
-            yield key, row
+        result = store.read(key)
+        if result is not None:
+            yield key, result
 
 
 def _within(path: Path) -> None:
@@ -188,23 +188,23 @@ def _within(path: Path) -> None:
         raise ValueError(f"{path} is neither a file nor a folder, and cannot be copied: remove it.")
 
 
-def _agreed(store: Store, key: str, row: Result, other: Store) -> bool:
+def _agreed(store: Store, key: str, result: Result, other: Store) -> bool:
     """Return True if a store has this outcome, too; raise a ValueError if it has another one."""
     rival = store.read(key)
     if rival is None:
         return False
-    if rival.comparable != row.comparable:
-        here, there = rival.comparable, row.comparable
+    if rival.comparable != result.comparable:
+        here, there = rival.comparable, result.comparable
         differ = [name for name in here.keys() | there.keys() if here.get(name) != there.get(name)]
         raise ValueError(
-            f"two different outcomes of the run {key} ({row.label}): {store.folder(key)} has {_words(rival)}, "
-            f"{other.folder(key)} has {_words(row)}; they differ in {', '.join(sorted(differ))}. Remove one of them."
+            f"two different outcomes of the run {key} ({result.label}): {store.folder(key)} has {_words(rival)}, "
+            f"{other.folder(key)} has {_words(result)}; they differ in {', '.join(sorted(differ))}. Remove one of them."
         )
     return True
 
 
-def _words(row: Result) -> str:
-    return f"{row.status}, {row.summary}" if row.status == "done" else row.status
+def _words(result: Result) -> str:
+    return f"{result.status}, {result.summary}" if result.status == "done" else result.status
 
 
 @contextmanager
@@ -235,8 +235,8 @@ def _move(store: Store, new: Path, old: Path, sources: Mapping[str, Store]) -> l
             with store.claim(key) as free:
                 if not free:
                     raise ValueError(f"somebody works on the run {key} in {store.place}; wait until it is done.")
-                row = Result.from_json((new / key / OUTCOME).read_bytes())
-                if _agreed(store, key, row, source):  # finished meanwhile
+                result = Result.from_json((new / key / OUTCOME).read_bytes())
+                if _agreed(store, key, result, source):  # finished meanwhile
                     continue
                 moved.append(key)
                 if store.folder(key).exists():

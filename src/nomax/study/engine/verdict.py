@@ -12,7 +12,7 @@ from nomax.study.engine.result import AnyResult, ImageResult, Result, TrainedRes
 from nomax.study.engine.statistics import Cell, Comparison, Interval, lengths, repeated, seeds, values
 
 if TYPE_CHECKING:
-    from nomax.study.setup import Setup
+    from nomax.study.images.setup import Setup
 
 Outcome = Literal["reproduced", "contradicted", "undecided"]
 
@@ -131,34 +131,34 @@ def _signed(value: float) -> str:
 CHANCE_NOTE = "A run that diverged counts as chance and is marked with a cross; one that failed is left out."
 
 
-def scale(rows: Sequence[ImageResult], setup: "Setup") -> str:
+def scale(results: Sequence[ImageResult], setup: "Setup") -> str:
     """Say at which scale the runs speak: "pico, L = 16, 49, 28-pixel fashion-mnist-small, 150 steps of 64 images"."""
-    if not rows:
+    if not results:
         return "no runs"
-    sizes = ", ".join(dict.fromkeys(row.size for row in sorted(rows, key=lambda row: row.macs)))
-    steps = ", ".join(f"{count:,}" for count in sorted({row.steps for row in rows}))
-    batch = ", ".join(f"{count:,}" for count in sorted({row.batch_size for row in rows}))
-    data = ", ".join(sorted({row.data for row in rows}))
-    tokens = ", ".join(map(str, lengths(rows)))
+    sizes = ", ".join(dict.fromkeys(result.size for result in sorted(results, key=lambda result: result.macs)))
+    steps = ", ".join(f"{count:,}" for count in sorted({result.steps for result in results}))
+    batch = ", ".join(f"{count:,}" for count in sorted({result.batch_size for result in results}))
+    data = ", ".join(sorted({result.data for result in results}))
+    tokens = ", ".join(map(str, lengths(results)))
     return f"{sizes}, L = {tokens}, {setup.image_size}-pixel {data}, {steps} steps of {batch} images"
 
 
-def basis(rows: Sequence[TrainedResult], cells: Mapping[Cell, Sequence[float]], lost_counts: str = "chance") -> str:
+def basis(results: Sequence[TrainedResult], cells: Mapping[Cell, Sequence[float]], lost_counts: str = "chance") -> str:
     """Return what a number rests on: "6 settings, 18 pairs, seeds 0, 1, 2"."""
     count, pairs = len(repeated(cells)), sum(map(len, repeated(cells).values()))
     words = f"{count} setting{'s' * (count != 1)}, {pairs} pair{'s' * (pairs != 1)}"
-    lost, failed = (sum(row.status == status for row in rows) for status in ("diverged", "failed"))
+    lost, failed = (sum(result.status == status for result in results) for status in ("diverged", "failed"))
     ended = f", {lost} run{'s' * (lost != 1)} diverged and count{'s' * (lost == 1)} as {lost_counts}" if lost else ""
     if failed:
         ended += f", {failed} run{'s' * (failed != 1)} failed and {'are' if failed != 1 else 'is'} left out"
-    listed = ", ".join(map(str, seeds(rows)))
-    return f"{words}, seed{'s' * (len(seeds(rows)) != 1)} {listed or 'none'}{ended}"
+    listed = ", ".join(map(str, seeds(results)))
+    return f"{words}, seed{'s' * (len(seeds(results)) != 1)} {listed or 'none'}{ended}"
 
 
-def settled(outcome: Outcome, rows: Sequence[Result]) -> Outcome:
+def settled(outcome: Outcome, results: Sequence[Result]) -> Outcome:
     """Return the outcome, but undecided if most of the runs did not come to their end."""
-    done = sum(row.status == "done" for row in rows)
-    return outcome if 2 * done >= len(rows) else "undecided"
+    done = sum(result.status == "done" for result in results)
+    return outcome if 2 * done >= len(results) else "undecided"
 
 
 def percent(value: float) -> str:
@@ -224,7 +224,7 @@ def settle(
     outcome: Outcome,
     sentence: str,
     *,
-    rows: Sequence[TrainedResult],
+    results: Sequence[TrainedResult],
     scale: str,
     numbers: Mapping[str, Any],
     premises: Sequence[Premise] = (),
@@ -232,19 +232,19 @@ def settle(
 ) -> Verdict:
     """Return the verdict, undecided where a premise fails or most runs did not come to their end.
 
-    Its sentence then begins with the premise that failed. rows: what the verdict rests on. comparisons: what the
+    Its sentence then begins with the premise that failed. results: what the verdict rests on. comparisons: what the
     outcome hangs on, from which an undecided verdict says what would decide it.
     """
     known = {name: each for name, each in (comparisons or {}).items() if each is not None}
     failed = [premise for premise in premises if not premise.holds]
-    outcome = settled(outcome, rows)
+    outcome = settled(outcome, results)
     needed = ""
     if failed:
         outcome, needed = "undecided", " ".join(dict.fromkeys(premise.remedy for premise in failed if premise.remedy))
         sentence = f"Nothing can be decided: {_joined([premise.sentence for premise in failed])}. {sentence}"
     elif outcome == "undecided":
-        needed = would_decide(known, rows) if comparisons is not None else ""
-    return Verdict(claim, outcome, sentence, scale, seeds(rows), plain(numbers), list(premises), needed, known)
+        needed = would_decide(known, results) if comparisons is not None else ""
+    return Verdict(claim, outcome, sentence, scale, seeds(results), plain(numbers), list(premises), needed, known)
 
 
 def _joined(reasons: Sequence[str]) -> str:
@@ -257,15 +257,15 @@ def _joined(reasons: Sequence[str]) -> str:
     return "; ".join(said)
 
 
-def would_decide(comparisons: Mapping[str, Comparison], rows: Sequence[TrainedResult]) -> str:
+def would_decide(comparisons: Mapping[str, Comparison], results: Sequence[TrainedResult]) -> str:
     """Say what would decide: how many seeds, and the core-hours that those to come take.
 
     Of several comparisons whose interval holds a bound it is the one that needs most. Where a mean is less than its
     standard error away from the bound, nobody knows on which side it will end up: then it is the seeds that make the
     interval narrower than the margin.
     """
-    number = len(seeds(rows))
-    hours = sum(row.core_seconds for row in rows) / 3600 / max(number, 1)
+    number = len(seeds(results))
+    hours = sum(result.core_seconds for result in results) / 3600 / max(number, 1)
     if not comparisons:
         return f"A second seed of every setting ({_hours(hours)}) would give an interval." if number == 1 else ""
     plans = {name: _seeds_to_decide(each) for name, each in comparisons.items() if _open(each)}

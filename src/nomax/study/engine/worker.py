@@ -25,7 +25,7 @@ import torch._dynamo  # which an optimiser imports at its first step: here, once
 from nomax import _files
 from nomax.console import Console
 from nomax.ops import build, cpu
-from nomax.study import measures
+from nomax.study.engine import measures
 from nomax.study.engine.experiment import Experiment, ImageExperiment, Measurement, TextExperiment
 from nomax.study.engine.result import Result
 from nomax.study.engine.store import Store
@@ -79,11 +79,11 @@ def run_to_outcome(
         if before is not None and not (retry and before.status == "failed"):
             return 0
         store.reopen(run.key)
-        row = execute(run, store.folder(run.key), command, stop, console)
-        if row is None:
+        result = execute(run, store.folder(run.key), command, stop, console)
+        if result is None:
             return stop.exit_code or BUSY
-        store.finish(row)
-        if row.status != "failed":  # which a retry goes on with
+        store.finish(result)
+        if result.status != "failed":  # which a retry goes on with
             remove_checkpoints(store.folder(run.key))
     return 0
 
@@ -97,7 +97,7 @@ def execute(run: Experiment, folder: Path, command: str, stop: Stop, console: Co
     _load_kernels()
     with Meter(folder) as meter:
         try:
-            results = _measured(run, folder, command, stop, console)
+            measured = _measured(run, folder, command, stop, console)
         except run_folder.BusyError as error:
             console.print(str(error))
             return None
@@ -110,12 +110,12 @@ def execute(run: Experiment, folder: Path, command: str, stop: Stop, console: Co
                 raise
             console.print(traceback.format_exc())
             return run.result("failed", **meter.spent(), error=f"{type(error).__name__}: {error}")
-        if results is None:
+        if measured is None:
             return None
-        if not math.isfinite(results.get("loss", 0.0)):
-            said = f"the loss on the test split is {results['loss']}"
+        if not math.isfinite(measured.get("loss", 0.0)):
+            said = f"the loss on the test split is {measured['loss']}"
             return run.result("diverged", **meter.spent(), diverged_at=run.steps, error=said)
-        return run.result("done", **results, **meter.spent())
+        return run.result("done", **measured, **meter.spent())
 
 
 def is_machine_failure(error: Exception) -> bool:

@@ -6,9 +6,11 @@ hour      smaller models on the Bible: one to two hours per study on two cores; 
 smoke     seconds, only to check that it works
 """
 
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal
+from importlib.util import find_spec
+from typing import Any, Literal, Self
 
 from nomax.data import text
 from nomax.data.registry import TEXTS
@@ -21,7 +23,6 @@ from nomax.train.text.config import GAMMA, PENALTY, TextConfig
 
 # What every translation is measured by, so that studies share their runs.
 MEASURES = ("bleu", "rows", "memory")
-
 
 TRIAL_SEED = 9  # of trials, which no verdict uses
 
@@ -184,6 +185,15 @@ class TextSetup:
         """Return a run with ReLUFormer's φ, its gain learned per head, and its two losses or some of them."""
         return self.run(RELUFORMER, reluformers=True, losses=losses, **others)
 
+    def adapted(self, **given: Any) -> Self:
+        """Return the set-up with other values; None leaves a value as it is."""
+        given = {name: value for name, value in given.items() if value is not None}
+        if given.get("steps", math.inf) <= given.get("warmup", self.warmup) and "warmup" not in given:
+            given["warmup"] = given["steps"] // 5
+        if "lr" in given:  # one rate for everything
+            given.setdefault("reluformer_lr", given["lr"])
+        return replace(self, **given)
+
 
 SETUPS = {
     setup.name: setup
@@ -248,16 +258,6 @@ SETUPS = {
 }
 
 
-def adapted(setup: TextSetup, **given: Any) -> TextSetup:
-    """Return the set-up with other values; None leaves a value as it is."""
-    given = {name: value for name, value in given.items() if value is not None}
-    if "steps" in given and given["steps"] <= given.get("warmup", setup.warmup) and "warmup" not in given:
-        given["warmup"] = given["steps"] // 5
-    if "lr" in given:  # one rate for everything
-        given.setdefault("reluformer_lr", given["lr"])
-    return replace(setup, **given)
-
-
 def sides(data: str) -> tuple[str, str]:
     """Return the languages of a data set, without loading it if its name gives them."""
     return TEXTS[data].languages if data in TEXTS else corpus(data).languages
@@ -283,7 +283,5 @@ def check(runs: list[TextExperiment]) -> None:
 
 
 def _needed(package: str, why: str) -> None:
-    from importlib.util import find_spec
-
     if find_spec(package) is None:
         raise ImportError(f"{why}: pip install {package}")

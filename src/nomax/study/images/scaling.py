@@ -49,7 +49,7 @@ from nomax.study.engine.verdict import (
     settle,
     worst,
 )
-from nomax.study.setup import Setup
+from nomax.study.images.setup import Setup
 
 # Larger models need more steps to be the better ones.
 CHANGES = {
@@ -103,9 +103,9 @@ def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
     ]
 
 
-def figures(rows: Sequence[ImageResult], setup: Setup) -> list[Figure]:
+def figures(results: Sequence[ImageResult], setup: Setup) -> list[Figure]:
     """Accuracy and 10-shot accuracy against measured compute."""
-    count = len(seeds(rows))
+    count = len(seeds(results))
     caption = (
         "Each point is a model, its place the CPU time that training and evaluation took and, at the top, the floating "
         "point operations of its training; lines are least squares in the logarithm of CPU time. "
@@ -113,46 +113,46 @@ def figures(rows: Sequence[ImageResult], setup: Setup) -> list[Figure]:
         "The paper's Fig. 1 shows S/32 to L/16 on ImageNet-21k, against TPU core-hours."
     )
     title = "Accuracy against compute: relu/L and softmax"
-    panels = {name: collect(rows, score) for name, score in SCORES.items()}
+    panels = {name: collect(results, score) for name, score in SCORES.items()}
     return [Figure("scaling", title, caption, _describe(panels), _table(panels), lambda: _paint(panels))]
 
 
-def verdicts(rows: Sequence[ImageResult], setup: Setup) -> list[Verdict]:
+def verdicts(results: Sequence[ImageResult], setup: Setup) -> list[Verdict]:
     """Judge whether relu/L matches softmax, in accuracy and in transfer."""
     return [
-        _matches("W-match", "accuracy", rows, setup),
-        _matches("W-transfer", "10-shot accuracy", rows, setup),
+        _matches("W-match", "accuracy", results, setup),
+        _matches("W-transfer", "10-shot accuracy", results, setup),
     ]
 
 
-def collect(rows: Sequence[ImageResult], score: Callable[[ImageResult], float | None]) -> list[Point]:
+def collect(results: Sequence[ImageResult], score: Callable[[ImageResult], float | None]) -> list[Point]:
     """The points of a panel, from the least compute. Without a finished run that has this score there are none."""
     marks = []
-    if any(row.status == "done" and score(row) is not None for row in rows):
+    if any(result.status == "done" and score(result) is not None for result in results):
         for phi in PHIS:
-            for variant in dict.fromkeys(row.variant for row in where(rows, phi=phi)):
-                here = where(rows, phi=phi, variant=variant)
-                entries = tuple(value for row in here if (value := score(row)) is not None)
-                done = [row for row in here if row.status == "done" and row.core_seconds > 0]
+            for variant in dict.fromkeys(result.variant for result in where(results, phi=phi)):
+                here = where(results, phi=phi, variant=variant)
+                entries = tuple(value for result in here if (value := score(result)) is not None)
+                done = [result for result in here if result.status == "done" and result.core_seconds > 0]
                 if entries and done:  # the time of a run that stopped early says nothing
-                    hours = geometric_mean([row.core_seconds / 3600 for row in done])
-                    lost = sum(row.status == "diverged" for row in here)
+                    hours = geometric_mean([result.core_seconds / 3600 for result in done])
+                    lost = sum(result.status == "diverged" for result in here)
                     point = Point(phi, variant, here[0].tokens, hours, here[0].train_flops, entries, lost)
                     marks.append(point)
     return sorted(marks, key=lambda point: point.core_hours)
 
 
-def _matches(claim: str, name: str, rows: Sequence[ImageResult], setup: Setup) -> Verdict:
+def _matches(claim: str, name: str, results: Sequence[ImageResult], setup: Setup) -> Verdict:
     score = SCORES[name]
-    judged = [row for row in rows if row.phi in PHIS]
-    relu, softmax = (values(where(judged, phi=phi), lambda row: row.variant, score) for phi in (RELU, SOFTMAX))
-    flops = {row.variant: row.train_flops for row in judged}
+    judged = [result for result in results if result.phi in PHIS]
+    relu, softmax = (values(where(judged, phi=phi), lambda result: result.variant, score) for phi in (RELU, SOFTMAX))
+    flops = {result.variant: result.train_flops for result in judged}
     cells = dict(sorted(paired(relu, softmax).items(), key=lambda item: flops[item[0]]))
-    measured = [row for row in judged if row.status == "done" and score(row) is not None]
+    measured = [result for result in judged if result.status == "done" and score(result) is not None]
     if not cells or not measured:
         what = "has both relu/L and softmax finished" if measured or name == "accuracy" else f"has a {name} (no probes)"
         sentence = f"No size and seed {what}: nothing to judge."
-        return settle(claim, "undecided", sentence, rows=judged, scale=scale(judged, setup), numbers={})
+        return settle(claim, "undecided", sentence, results=judged, scale=scale(judged, setup), numbers={})
     difference = pooled(cells)
     by_size = {variant: contrast([entries]) for variant, entries in cells.items()}
     steeper, at_most = trend(cells, flops)
@@ -191,7 +191,7 @@ def _matches(claim: str, name: str, rows: Sequence[ImageResult], setup: Setup) -
         claim,
         outcome,
         sentence,
-        rows=judged,
+        results=judged,
         scale=scale(judged, setup),
         numbers=plain(numbers),
         premises=_premises(where(judged, phi=SOFTMAX), list(cells), collect(judged, accuracy)),
@@ -202,11 +202,11 @@ def _matches(claim: str, name: str, rows: Sequence[ImageResult], setup: Setup) -
 def _premises(softmax: Sequence[ImageResult], compared: Sequence[str], points_: Sequence[Point]) -> list[Premise]:
     """Softmax has learned at every size, best at the largest, and gains from compute."""
     bar = ACCURACY_BARS.get(softmax[0].data, 0.5) if softmax else 0.5
-    largest = max(softmax, key=lambda row: row.train_flops).variant if softmax else ""
-    premises = [learned(softmax, accuracy, bar, lambda row: row.variant, compared=compared)]
+    largest = max(softmax, key=lambda result: result.train_flops).variant if softmax else ""
+    premises = [learned(softmax, accuracy, bar, lambda result: result.variant, compared=compared)]
     if softmax and softmax[0].data in LARGEST_BARS:
         top = where(softmax, variant=largest)
-        premises.append(learned(top, accuracy, LARGEST_BARS[softmax[0].data], lambda row: row.variant))
+        premises.append(learned(top, accuracy, LARGEST_BARS[softmax[0].data], lambda result: result.variant))
     slope = _slope([point for point in points_ if point.phi == SOFTMAX])
     if math.isfinite(slope):
         said = f"a tenfold of CPU time changes the accuracy of softmax by {100 * slope:+.1f} points".replace("-", "−")

@@ -13,16 +13,14 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from nomax.phi import SOFTMAX
+from nomax.phi import SOFTMAX, Phi
 from nomax.study.engine.experiment import TextExperiment
 from nomax.study.engine.figure import Figure
 from nomax.study.engine.result import TextResult, where
-from nomax.study.engine.statistics import Interval, comparison, over_settings, pooled
+from nomax.study.engine.statistics import Interval, best_alpha, comparison, pooled
 from nomax.study.engine.verdict import Premise, Verdict, above, learned
-from nomax.study.studies import alpha_sweep
-from nomax.study.studies.text_common import MARGIN, Panel, basis, figure, judged, loss, nats, quality
-from nomax.study.studies.text_common import lead as by_seed
-from nomax.study.text_setup import TextSetup
+from nomax.study.text.setup import TextSetup
+from nomax.study.text.shared import MARGIN, Panel, basis, figure, judged, lead, loss, nats, quality
 
 TITLE = "Does the vision paper's L^-1 carry over to text?"
 CLAIMS = ("Q-text",)
@@ -34,7 +32,7 @@ NEAR = 0.25  # of 1: the second paper's L^-½ is another answer
 
 def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextExperiment]:
     """Every h with every α, and softmax. One seed after the other, so a budget cuts off whole seeds."""
-    phis = [alpha_sweep.phi(activation, alpha) for activation in setup.activations for alpha in setup.alphas]
+    phis = [str(Phi(activation, alpha)) for activation in setup.activations for alpha in setup.alphas]
     return [
         setup.run(phi, task="language", documents=setup.text_length, seed=seed, measures=())
         for seed in seeds
@@ -42,7 +40,7 @@ def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextExperiment]:
     ]
 
 
-def figures(rows: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
+def figures(results: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
     """The loss over α."""
     caption = (
         "Each h is trained with its weights multiplied by L⁻ᵅ, L being the number of tokens that are visible; the "
@@ -50,10 +48,10 @@ def figures(rows: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
     )
     return [
         figure(
-            rows,
+            results,
             [Panel("test loss (nats)", loss)],
-            lambda row: row.activation,
-            lambda row: None if row.activation == SOFTMAX else row.alpha,
+            lambda result: result.activation,
+            lambda result: None if result.activation == SOFTMAX else result.alpha,
             name="text-phi",
             title="Loss of a language model over the exponent α",
             caption=caption,
@@ -62,44 +60,46 @@ def figures(rows: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
     ]
 
 
-def verdicts(rows: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
+def verdicts(results: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
     """Judge whether the best α is close to 1, as for images."""
-    swept = [row for row in rows if row.activation != SOFTMAX]
-    by_h = {name: where(swept, activation=name) for name in dict.fromkeys(row.activation for row in swept)}
-    cells = {name: leads for name, here in by_h.items() if (leads := alpha_sweep.lead_of_near(here, quality, NEAR))}
-    best = {name: place for name, here in by_h.items() if (place := alpha_sweep.best_alpha(here, quality)) is not None}
-    lead = over_settings(cells)
-    over_half = pooled(by_seed(where(swept, alpha=1.0), where(swept, alpha=0.5), lambda row: row.activation))
-    near = sum(abs(place.place - 1) <= NEAR for place in best.values())
+    swept = [result for result in results if result.activation != SOFTMAX]
+    by_h = {name: where(swept, activation=name) for name in dict.fromkeys(result.activation for result in swept)}
+    alphas = best_alpha(by_h, quality, NEAR)
+    best, cells = alphas.best, alphas.leads
+    over_half = pooled(lead(where(swept, alpha=1.0), where(swept, alpha=0.5), lambda result: result.activation))
     listed = ", ".join(f"{name} {place.place:g}" for name, place in best.items())
     sentence = (
         f"The best α within {NEAR:g} of 1 is ahead of the best further away, both as the other seeds choose them, by "
-        f"{nats(lead)}{_said(over_half)} ({basis(swept, cells)}; the first interval is over the h). "
-        f"The lowest mean lies within {NEAR:g} of 1 for {near} of {len(best)} h "
-        f"(a random choice from the grid: {alpha_sweep.near_by_chance(swept, NEAR):.0%}). "
-        f"Best α: {listed}. {_levels(rows)}Reproduced if the interval is above 0, contradicted if below."
+        f"{nats(alphas.lead)}{_said(over_half)} ({basis(swept, cells)}; the first interval is over the h). "
+        f"The lowest mean lies within {NEAR:g} of 1 for {alphas.near} of {len(best)} h "
+        f"(a random choice from the grid: {alphas.by_chance:.0%}). "
+        f"Best α: {listed}. {_levels(results)}Reproduced if the interval is above 0, contradicted if below."
     )
     numbers = {
-        "lead": lead,
-        "h whose best is near": [near, len(best)],
+        "lead": alphas.lead,
+        "h whose best is near": [alphas.near, len(best)],
         "lead over ½": [over_half.mean, over_half.low, over_half.high],
-        "by chance": alpha_sweep.near_by_chance(swept, NEAR),
+        "by chance": alphas.by_chance,
         "best": {name: [place.place, place.low, place.high] for name, place in best.items()},
     }
     noise = {"the lead": comparison(cells, [0.0], margin=MARGIN, unit="nats", over="settings")}
-    return [judged("Q-text", above(lead, 0), sentence, rows, setup, numbers, [_learned(rows)], noise)]
+    return [judged("Q-text", above(alphas.lead, 0), sentence, results, setup, numbers, [_learned(results)], noise)]
 
 
-def _learned(rows: Sequence[TextResult]) -> Premise:
+def _learned(results: Sequence[TextResult]) -> Premise:
     """State that softmax predicts text far better than a uniform guess."""
 
-    def gain(row: TextResult) -> float | None:
-        nats_per_token = loss(row)
-        return None if nats_per_token is None else math.log(row.vocabulary) - nats_per_token
+    def gain(result: TextResult) -> float | None:
+        nats_per_token = loss(result)
+        return None if nats_per_token is None else math.log(result.vocabulary) - nats_per_token
 
-    baseline = where(rows, activation=SOFTMAX)
+    baseline = where(results, activation=SOFTMAX)
     return learned(
-        baseline, gain, LEARNED, lambda row: row.data, say=lambda value: f"{value:.2f} nats better than a uniform guess"
+        baseline,
+        gain,
+        LEARNED,
+        lambda result: result.data,
+        say=lambda value: f"{value:.2f} nats better than a uniform guess",
     )
 
 
@@ -108,12 +108,12 @@ def _said(over_half: Interval) -> str:
     return f", and 1 is ahead of ½ by {nats(over_half)}" if over_half.mean == over_half.mean else ""
 
 
-def _levels(rows: Sequence[TextResult]) -> str:
+def _levels(results: Sequence[TextResult]) -> str:
     """The loss of softmax and of the best other, if both are there."""
     means = {
         phi: fmean(found)
-        for phi in dict.fromkeys(row.phi for row in rows)
-        if (found := [value for row in where(rows, phi=phi) if (value := loss(row)) is not None])
+        for phi in dict.fromkeys(result.phi for result in results)
+        if (found := [value for result in where(results, phi=phi) if (value := loss(result)) is not None])
     }
     if len(means) < 2 or SOFTMAX not in means:
         return ""

@@ -16,8 +16,8 @@ from nomax.study.engine.experiment import TextExperiment
 from nomax.study.engine.figure import Figure
 from nomax.study.engine.result import TextResult, where
 from nomax.study.engine.verdict import Verdict
-from nomax.study.studies.text_common import Panel, figure, loss, measurement
-from nomax.study.text_setup import Settings, TextSetup
+from nomax.study.text.setup import Settings, TextSetup
+from nomax.study.text.shared import Panel, figure, loss, measurement
 
 TITLE = "Which settings suit which attention for text?"
 CLAIMS: tuple[str, ...] = ()
@@ -35,37 +35,39 @@ def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextExperiment]:
     return [kind(settings) for settings in setup.trials for kind in kinds]
 
 
-def figures(rows: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
+def figures(results: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
     """The loss on the validation split over the learning rate, a line for each kind and its other settings."""
-    best = best_trials(rows)
-    listed = "; ".join(f"{kind}: {row.lr:g}, {_others(row)} ({row.loss:.3f} nats)" for kind, row in best.items())
-    caption = f"Each kind has as many trials, of {_steps(rows)} steps. Best: {listed}."
+    best = best_trials(results)
+    listed = "; ".join(
+        f"{kind}: {result.lr:g}, {_others(result)} ({result.loss:.3f} nats)" for kind, result in best.items()
+    )
+    caption = f"Each kind has as many trials, of {_steps(results)} steps. Best: {listed}."
     caption = caption if best else "No trial has finished."
     panels = [Panel("validation loss (nats)", loss), Panel("BLEU", measurement("bleu"))]
     said = {"name": "text-rate", "title": TITLE, "caption": caption, "axis": "learning rate"}
-    return [figure(rows, panels, _line, lambda row: row.lr, logarithmic=True, **said)]
+    return [figure(results, panels, _line, lambda result: result.lr, logarithmic=True, **said)]
 
 
-def verdicts(rows: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
+def verdicts(results: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
     """None: this study chooses numbers."""
     return []
 
 
-def best_trials(rows: Sequence[TextResult]) -> dict[str, TextResult]:
+def best_trials(results: Sequence[TextResult]) -> dict[str, TextResult]:
     """The trial with the lowest loss of each kind."""
-    kinds = dict.fromkeys(row.attention for row in rows)
-    done = {kind: [row for row in where(rows, attention=kind) if row.loss is not None] for kind in kinds}
-    return {kind: min(trials, key=lambda row: row.loss or 0.0) for kind, trials in done.items() if trials}
+    kinds = dict.fromkeys(result.attention for result in results)
+    done = {kind: [result for result in where(results, attention=kind) if result.loss is not None] for kind in kinds}
+    return {kind: min(trials, key=lambda result: result.loss or 0.0) for kind, trials in done.items() if trials}
 
 
-def _line(row: TextResult) -> str:
-    return f"{row.attention}, {_others(row)}"
+def _line(result: TextResult) -> str:
+    return f"{result.attention}, {_others(result)}"
 
 
-def _others(row: TextResult) -> str:
-    penalty = f", losses × {row.penalty:g}" if row.penalty else ""
-    return f"warm-up {row.warmup:,}{penalty}"
+def _others(result: TextResult) -> str:
+    penalty = f", losses × {result.penalty:g}" if result.penalty else ""
+    return f"warm-up {result.warmup:,}{penalty}"
 
 
-def _steps(rows: Sequence[TextResult]) -> str:
-    return ", ".join(f"{steps:,}" for steps in sorted({row.steps for row in rows}))
+def _steps(results: Sequence[TextResult]) -> str:
+    return ", ".join(f"{steps:,}" for steps in sorted({result.steps for result in results}))

@@ -17,7 +17,7 @@ from nomax.study.engine.figure import Figure, Table, legend, nothing_yet, percen
 from nomax.study.engine.result import ImageResult
 from nomax.study.engine.statistics import accuracy
 from nomax.study.engine.verdict import Verdict, percent
-from nomax.study.setup import HELD_OUT, Setup
+from nomax.study.images.setup import HELD_OUT, Setup
 
 TITLE = "Which learning rate suits which φ?"
 CLAIMS: tuple[str, ...] = ()
@@ -32,9 +32,9 @@ def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
     return [setup.trial(phi, rate, length) for rate in setup.rates for phi in setup.tried]
 
 
-def figures(rows: Sequence[ImageResult], setup: Setup) -> list[Figure]:
+def figures(results: Sequence[ImageResult], setup: Setup) -> list[Figure]:
     """Accuracy on held-out images over the learning rate, a line for each φ."""
-    tried = trials(rows)
+    tried = trials(results)
     best = best_rates(tried)
     said = "; ".join(f"{phi} {rate:g} ({percent(tried[phi][rate])})" for phi, rate in best.items())
     said = f"Best: {said}." if said else "No trial has finished."
@@ -50,18 +50,18 @@ def figures(rows: Sequence[ImageResult], setup: Setup) -> list[Figure]:
     return [Figure("rate", TITLE, caption, words, table, lambda: _paint(tried))]
 
 
-def verdicts(rows: Sequence[ImageResult], setup: Setup) -> list[Verdict]:
+def verdicts(results: Sequence[ImageResult], setup: Setup) -> list[Verdict]:
     """None: this study chooses numbers."""
     return []
 
 
-def trials(rows: Sequence[ImageResult]) -> dict[str, dict[float, float]]:
+def trials(results: Sequence[ImageResult]) -> dict[str, dict[float, float]]:
     """The accuracy of each φ on held-out images, by learning rate."""
     tried: dict[str, dict[float, float]] = {}
-    for row in sorted(rows, key=lambda row: (row.phi != SOFTMAX, row.phi, row.lr)):
-        value = accuracy(row)
+    for result in sorted(results, key=lambda result: (result.phi != SOFTMAX, result.phi, result.lr)):
+        value = accuracy(result)
         if value is not None:
-            tried.setdefault(row.phi, {})[row.lr] = value
+            tried.setdefault(result.phi, {})[result.lr] = value
     return tried
 
 

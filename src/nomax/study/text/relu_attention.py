@@ -5,14 +5,14 @@
     nomax study relu-attention --setup hour     half an hour on two cores
 
 Translation models that differ in their attention alone, each kind with the settings that text-rate chose on the
-validation split. It judges the loss and BLEU on the test split, and measures the entropy of rows and their zeros in
+validation split. It judges the loss and BLEU on the test split, and measures the entropy of results and their zeros in
 trained models, and how long untrained ones take to read and predict a batch. What came out:
 results/relu-attention/verdicts.md.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Any, ClassVar
 
@@ -27,13 +27,15 @@ from nomax.study.engine.experiment import (
     Experiment,
     Measurement,
     TextExperiment,
+    cpu_seconds,
     reluformer_macs,
 )
-from nomax.study.engine.figure import Figure, Table, nothing_yet, sheet
+from nomax.study.engine.figure import BROKEN, Figure, Table, draw_intervals, nothing_yet, sheet
 from nomax.study.engine.result import Numbers, Result, TextResult, measured, trained, where
-from nomax.study.engine.statistics import Interval, comparison, contrast, paired, pooled, values
+from nomax.study.engine.statistics import Interval, comparison, paired, pooled, ratio, values
 from nomax.study.engine.verdict import Premise, Verdict, above, difference, plain, worst
-from nomax.study.studies.text_common import (
+from nomax.study.text.setup import TextSetup
+from nomax.study.text.shared import (
     MARGIN,
     Lead,
     Panel,
@@ -47,7 +49,6 @@ from nomax.study.studies.text_common import (
     translates,
     turned,
 )
-from nomax.study.text_setup import TextSetup
 from nomax.train.console import Stop
 
 TITLE = "Can ReLU replace softmax in attention for text?"
@@ -105,16 +106,9 @@ class Speed(Measurement):
             models[name] = _untrained(replace(self.model, phi=phi, learned_gain=None, gamma=1.0))
         generator = torch.Generator().manual_seed(0)
         source, target = torch.randint(5, self.model.vocabulary, (2, self.batch, self.tokens), generator=generator)
-        seconds: dict[str, list[float]] = {name: [] for name in models}
         with torch.inference_mode():
-            for _ in range(self.rounds + 1):
-                for name, model in models.items():
-                    if stop.asked:
-                        return None
-                    start = time.process_time()
-                    model(source, target)
-                    seconds[name].append(time.process_time() - start)
-        return {name: tuple(times[1:]) for name, times in seconds.items()}  # the first round warms up
+            calls = {name: partial(model, source, target) for name, model in models.items()}
+            return cpu_seconds(calls, self.rounds, stop)
 
 
 def grid(setup: TextSetup, seeds: Sequence[int]) -> list[Experiment]:
@@ -129,7 +123,7 @@ def speed_to_measure(setup: TextSetup) -> Speed:
     return Speed(setup.reluformer().config.model)
 
 
-def figures(rows: Sequence[Result], setup: TextSetup) -> list[Figure]:
+def figures(results: Sequence[Result], setup: TextSetup) -> list[Figure]:
     """Loss, BLEU, entropy and zeros of each kind, and the times."""
     panels = [
         Panel("test loss (nats)", loss),
@@ -144,19 +138,19 @@ def figures(rows: Sequence[Result], setup: TextSetup) -> list[Figure]:
     )
     named = {"name": "relu-attention", "title": title, "caption": caption}
     return [
-        listing(trained(rows), panels, lambda row: row.attention, **named),
-        speed_figure(setup, seconds_by_kind(rows)),
+        listing(trained(results), panels, lambda result: result.attention, **named),
+        speed_figure(setup, seconds_by_kind(results)),
     ]
 
 
-def verdicts(rows: Sequence[Result], setup: TextSetup) -> list[Verdict]:
+def verdicts(results: Sequence[Result], setup: TextSetup) -> list[Verdict]:
     """Judge the four claims."""
-    models = trained(rows)
+    models = trained(results)
     return [
         _diverges(models, setup),
         _factor(models, setup),
         _losses(models, setup),
-        speed_verdict(setup, seconds_by_kind(rows)),
+        speed_verdict(setup, seconds_by_kind(results)),
     ]
 
 
@@ -172,17 +166,17 @@ def _kinds(setup: TextSetup, seed: int) -> list[TextExperiment]:
     ]
 
 
-def _compared(rows: Sequence[TextResult], first: str, second: str) -> tuple[Lead, str, list[TextResult]]:
+def _compared(results: Sequence[TextResult], first: str, second: str) -> tuple[Lead, str, list[TextResult]]:
     """Return how far the first is ahead of the second, what that rests on in words, and its runs."""
-    chosen = where(rows, attention=first) + where(rows, attention=second)
-    ahead = compare(where(rows, attention=first), where(rows, attention=second), lambda row: row.data)
+    chosen = where(results, attention=first) + where(results, attention=second)
+    ahead = compare(where(results, attention=first), where(results, attention=second), lambda result: result.data)
     return ahead, basis(chosen, ahead.cells), chosen
 
 
-def _diverges(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
-    behind, said, compared = _compared(rows, SOFTMAX, DIRECT)
-    used = where(rows, attention=DIRECT)
-    broken = sum(row.status == "diverged" for row in used)
+def _diverges(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
+    behind, said, compared = _compared(results, SOFTMAX, DIRECT)
+    used = where(results, attention=DIRECT)
+    broken = sum(result.status == "diverged" for result in used)
     sentence = (
         f"The loss of softmax is {behind.words()} than with ReLU put in directly ({said}); {broken} of {len(used)} "
         f"runs broke off. {BLEU} Not to converge is to be {GAP:g} nat behind: reproduced if the interval is above, "
@@ -190,27 +184,27 @@ def _diverges(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
     )
     numbers = {"behind": behind.loss, "BLEU behind": behind.bleu_numbers, "broke off": broken}
     noise = {"the gap": comparison(behind.cells, [GAP], margin=MARGIN, unit="nats")}
-    premises = [_translates(rows)]
+    premises = [_translates(results)]
     return judged("S-diverge", above(behind.loss, GAP), sentence, compared, setup, numbers, premises, noise)
 
 
-def _factor(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
-    behind, said, compared = _compared(rows, SOFTMAX, FACTOR)
+def _factor(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
+    behind, said, compared = _compared(results, SOFTMAX, FACTOR)
     sentence = (
         f"The loss of softmax is {behind.words()} than with the factor alone ({said}). {BLEU} Reproduced if the "
         f"interval is above 0 and below {GAP:g} nat, contradicted if it lies outside."
     )
     outcome = worst([above(behind.loss, 0), above(turned(behind.loss), -GAP)])
     noise = {"the gap": comparison(behind.cells, [0.0, GAP], margin=MARGIN, unit="nats")}
-    premises = [_translates(rows), *behind.agreement]
+    premises = [_translates(results), *behind.agreement]
     numbers = {"behind": behind.loss, "BLEU behind": behind.bleu_numbers}
     return judged("S-factor", outcome, sentence, compared, setup, numbers, premises, noise)
 
 
-def _losses(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
-    ahead, said, compared = _compared(rows, OURS, SOFTMAX)
-    gain, entropy = (_compared(rows, OURS, other)[0] for other in (UNNORMALISED, RELUFORMERS[True, False]))
-    fall = pooled(paired(*(_entropies(where(rows, attention=kind)) for kind in (OURS, UNNORMALISED))))
+def _losses(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
+    ahead, said, compared = _compared(results, OURS, SOFTMAX)
+    gain, entropy = (_compared(results, OURS, other)[0] for other in (UNNORMALISED, RELUFORMERS[True, False]))
+    fall = pooled(paired(*(_entropies(where(results, attention=kind)) for kind in (OURS, UNNORMALISED))))
     numbers: dict[str, Any] = {
         "over softmax": ahead.loss,
         "BLEU over softmax": ahead.bleu_numbers,
@@ -233,56 +227,52 @@ def _losses(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
         "the lead over softmax": comparison(ahead.cells, [-MARGIN], margin=MARGIN, unit="nats"),
         "the gain by the normalisation loss": comparison(gain.cells, [0.0], margin=MARGIN, unit="nats"),
     }
-    premises = [_translates(rows), *ahead.agreement]
+    premises = [_translates(results), *ahead.agreement]
     return judged("S-losses", outcome, sentence, compared, setup, numbers, premises, noise)
 
 
-def _translates(rows: Sequence[TextResult]) -> Premise:
-    return translates(rows, lambda row: row.data)
+def _translates(results: Sequence[TextResult]) -> Premise:
+    return translates(results, lambda result: result.data)
 
 
-def _entropies(rows: Sequence[TextResult]) -> dict[tuple[str, int], float]:
-    return values(rows, lambda row: row.data, measurement("entropy"))
+def _entropies(results: Sequence[TextResult]) -> dict[tuple[str, int], float]:
+    return values(results, lambda result: result.data, measurement("entropy"))
 
 
-def seconds_by_kind(rows: Sequence[Result]) -> Numbers:
+def seconds_by_kind(results: Sequence[Result]) -> Numbers:
     """The times that were measured, if they were."""
-    return next((row.numbers for row in measured(rows, Speed.kind)), {})
+    return next((result.numbers for result in measured(results, Speed.kind)), {})
 
 
 def ratios(seconds: Numbers) -> dict[str, Interval]:
     """Return how many times as long as ReLUFormer each other kind takes."""
-    return {
-        name: contrast([[other / ours for other, ours in zip(times, seconds[OURS], strict=True)]])
-        for name, times in seconds.items()
-        if name != OURS
-    }
+    return {name: ratio(times, seconds[OURS]) for name, times in seconds.items() if name != OURS}
 
 
 def speed_verdict(setup: TextSetup, seconds: Numbers) -> Verdict:
     """Judge whether ReLUFormer is as fast as softmax and faster than the sparse maps."""
-    ratio = ratios(seconds)
+    times = ratios(seconds)
     scale = f"{BATCH} sequences of {setup.length} tokens on each side, {setup.dim} wide, {setup.layers}+{setup.layers} "
     scale += "layers, untrained, one CPU thread"
-    if not set(SPARSE) <= set(ratio):
+    if not set(SPARSE) <= set(times):
         sentence = "No time has been measured yet: nothing to judge."
-        return Verdict("S-speed", "undecided", sentence, scale, [0], plain(ratio))
-    listed = ", ".join(f"{name} {spread(interval, 2)}" for name, interval in ratio.items())
+        return Verdict("S-speed", "undecided", sentence, scale, [0], plain(times))
+    listed = ", ".join(f"{name} {spread(interval, 2)}" for name, interval in times.items())
     sentence = (
         f"Times of one pass, in those of ReLUFormer: {listed} ({ROUNDS} interleaved rounds of CPU time). The paper has "
         f"about 1 and 1.7, of whole translations. Reproduced if the interval of softmax is above {AS_FAST:g} and those "
         f"of sparsemax and 1.5-entmax above {FASTER:g}, contradicted if one is below."
     )
-    outcome = worst([above(ratio[SOFTMAX], AS_FAST), *(above(ratio[name], FASTER) for name in SPARSE)])
-    numbers = {**ratio, "seconds": dict(seconds)}
+    outcome = worst([above(times[SOFTMAX], AS_FAST), *(above(times[name], FASTER) for name in SPARSE)])
+    numbers = {**times, "seconds": dict(seconds)}
     return Verdict("S-speed", outcome, sentence, scale, [0], plain(numbers))
 
 
 def speed_figure(setup: TextSetup, seconds: Numbers) -> Figure:
     """Times of each kind, in those of ReLUFormer."""
-    ratio = ratios(seconds)
+    relative = ratios(seconds)
     rows = tuple(
-        (name, round(1e3 * median(times), 2), round(ratio[name].mean if name in ratio else 1.0, 3))
+        (name, round(1e3 * median(times), 2), round(relative[name].mean if name in relative else 1.0, 3))
         for name, times in seconds.items()
     )
     title = "How long a pass takes"
@@ -294,7 +284,7 @@ def speed_figure(setup: TextSetup, seconds: Numbers) -> Figure:
     words = "; ".join(f"{name} {times:g} times" for name, _, times in rows if name != OURS)
     alternative = f"Time of one pass relative to ReLUFormer: {words}."
     table = Table(("kind", "milliseconds", "relative to ReLUFormer"), rows)
-    return Figure("speed", title, caption, alternative, table, lambda: _paint_speed(ratio))
+    return Figure("speed", title, caption, alternative, table, lambda: _paint_speed(relative))
 
 
 def _untrained(config: ReLUFormerConfig) -> ReLUFormer:
@@ -303,17 +293,12 @@ def _untrained(config: ReLUFormerConfig) -> ReLUFormer:
         return ReLUFormer.from_config(config).eval()
 
 
-def _paint_speed(ratio: Mapping[str, Interval]) -> Any:
+def _paint_speed(times: Mapping[str, Interval]) -> Any:
     picture, (axis,) = sheet(1, height=2.6)
-    if not ratio:
+    if not times:
         nothing_yet(axis)
         return picture
-    for place, (name, interval) in enumerate(ratio.items()):
-        colour = _figures.colour_of(name).light
-        axis.plot([interval.low, interval.high], [place] * 2, lw=1.6, color=colour)
-        axis.plot(interval.mean, place, "o", ms=7, color=colour)
-    axis.axvline(1, color=_figures.colour_of("relu").light, lw=1.3, ls=(0, (5, 3)))
-    axis.set_yticks(range(len(ratio)), list(ratio))
-    axis.invert_yaxis()
+    draw_intervals(axis, times, [_figures.colour_of(name).light for name in times])
+    axis.axvline(1, color=_figures.colour_of("relu").light, lw=1.3, ls=BROKEN)
     axis.set_xlabel("time relative to ReLUFormer")
     return picture

@@ -2,28 +2,30 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
 
 from nomax import _figures
-from nomax._figures import INK, PAPER
+from nomax._figures import PAPER
 from nomax.phi import SOFTMAX, Phi
 from nomax.study.claims import ACCURACY_BARS
 from nomax.study.engine.experiment import Experiment
-from nomax.study.engine.figure import MARKERS, Figure, Table, legend, nothing_yet, percent_axis, sheet
-from nomax.study.engine.result import AnyResult, ImageResult, where
-from nomax.study.engine.statistics import (
-    Best,
-    Comparison,
-    Interval,
-    accuracy,
-    best,
-    chosen_elsewhere,
-    lengths,
-    seeds,
+from nomax.study.engine.figure import (
+    BROKEN,
+    LOST,
+    MARKERS,
+    Figure,
+    Table,
+    handle,
+    legend,
+    nothing_yet,
+    percent_axis,
+    sheet,
 )
+from nomax.study.engine.result import ImageResult, where
+from nomax.study.engine.statistics import Comparison, Interval, accuracy, lengths, seeds
 from nomax.study.engine.verdict import (
     CHANCE_NOTE,
     Outcome,
@@ -36,7 +38,7 @@ from nomax.study.engine.verdict import (
     scale,
     settle,
 )
-from nomax.study.setup import Length, Setup
+from nomax.study.images.setup import Length, Setup
 
 PAIRED = ("relu", "relu2")  # the h of the paper's Figs. 3 and 4
 # Their studies ask what something else changes, so the two α that differ the most, and three lengths, are enough.
@@ -49,7 +51,6 @@ PAIRED_LENGTHS = {
     }
 }
 MAIN = "relu"  # the h that the paper settles on, drawn the strongest
-NEAR = 0.5  # "close to 1": at most half way to α = 0 or 2, the ends of the paper's axis
 REACH = 3  # how many times as far down from the median the y axis may go as it goes up
 
 
@@ -64,10 +65,10 @@ class Line:
     broken: bool = False
     """Drawn with a broken line and hollow markers."""
 
-    def of(self, rows: Sequence[ImageResult], tokens: int) -> list[ImageResult]:
+    def of(self, results: Sequence[ImageResult], tokens: int) -> list[ImageResult]:
         """Its runs of one length, from the smallest α."""
-        chosen = where(rows, activation=self.activation, qk_norm=self.qk_norm, gate=self.gate, tokens=tokens)
-        return sorted(chosen, key=lambda row: (row.alpha, row.seed))
+        chosen = where(results, activation=self.activation, qk_norm=self.qk_norm, gate=self.gate, tokens=tokens)
+        return sorted(chosen, key=lambda result: (result.alpha, result.seed))
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class Ground:
             claim,
             outcome,
             f"{sentence}{self.left_out}",
-            rows=self.same,
+            results=self.same,
             scale=scale(self.same, self.setup),
             numbers=plain(numbers),
             premises=[*self.premises, *premises],
@@ -127,22 +128,22 @@ class Ground:
         )
 
 
-def ground(rows: Sequence[ImageResult], setup: Setup) -> Ground:
+def ground(results: Sequence[ImageResult], setup: Setup) -> Ground:
     """Return the runs to judge by: those of the lengths at which softmax reaches the bar of its data."""
-    same = [row for row in rows if row.lr == setup.lr]
+    same = [result for result in results if result.lr == setup.lr]
     softmax = where(same, activation=SOFTMAX, qk_norm=True, gate=None)
     premises = {
-        tokens: learned(here, accuracy, bar(here[0].data), lambda row: row.tokens, say_cell=_say_length)
+        tokens: learned(here, accuracy, bar(here[0].data), lambda result: result.tokens, say_cell=_say_length)
         for tokens in lengths(softmax)
         if (here := where(softmax, tokens=tokens))
     }
     kept = [tokens for tokens, premise in premises.items() if premise.holds]
     short = "; ".join(premise.sentence for premise in premises.values() if not premise.holds)
     if not kept:
-        whole = list(premises.values()) or [learned([], accuracy, 0.0, lambda row: row.tokens)]
+        whole = list(premises.values()) or [learned([], accuracy, 0.0, lambda result: result.tokens)]
         return Ground(setup, same, same, whole, "")
-    own = [row for row in rows if row.lr == setup.own_rate(row.phi)]
-    same, own = ([row for row in some if row.tokens in kept] for some in (same, own))
+    own = [result for result in results if result.lr == setup.own_rate(result.phi)]
+    same, own = ([result for result in some if result.tokens in kept] for some in (same, own))
     left_out = f" Lengths that are left out: {short}." if short else ""
     return Ground(setup, same, own, [premises[tokens] for tokens in kept], left_out)
 
@@ -161,11 +162,6 @@ def shared_by_most(by_name: Mapping[str, Mapping[tuple[int, int], float]]) -> se
     counts = Counter(place for scores in by_name.values() for place in scores)
     most = max(counts.values(), default=0)
     return {place for place, count in counts.items() if count == most}
-
-
-def phi(activation: str, alpha: float) -> str:
-    """L^-α · h in our notation."""
-    return str(Phi(activation, alpha))
 
 
 def pairs(setup: Setup, seeds: Sequence[int], choices: Sequence[Mapping[str, Any]]) -> list[Experiment]:
@@ -189,64 +185,25 @@ def pairs(setup: Setup, seeds: Sequence[int], choices: Sequence[Mapping[str, Any
     ]
 
 
-def curve(rows: Sequence[ImageResult]) -> list[Point]:
+def curve(results: Sequence[ImageResult]) -> list[Point]:
     """A line's runs of one length as points over α."""
     points = []
-    for alpha in sorted({row.alpha for row in rows}):
-        here = where(rows, alpha=alpha)
-        entries = tuple(value for row in here if (value := accuracy(row)) is not None)
+    for alpha in sorted({result.alpha for result in results}):
+        here = where(results, alpha=alpha)
+        entries = tuple(value for result in here if (value := accuracy(result)) is not None)
         if entries:
-            points.append(Point(alpha, entries, sum(row.status == "diverged" for row in here)))
+            points.append(Point(alpha, entries, sum(result.status == "diverged" for result in here)))
     return points
 
 
-def best_alpha(rows: Sequence[AnyResult], score: Callable[[AnyResult], float | None]) -> Best | None:
-    """Return where a line's runs of one length score highest, over the seeds that have every α; None without one."""
-    grid, whole = _curves(rows, score)
-    return best(whole, grid) if whole and len(grid) > 1 else None
-
-
-def lead_of_near(
-    rows: Sequence[AnyResult], score: Callable[[AnyResult], float | None], within: float = NEAR
-) -> list[float]:
-    """Return by how much a line's best α close to 1 beats its best further away, for each seed that has every α.
-
-    Which α is the best of each kind is what the other seeds say, so that a lucky run is not chosen for being lucky.
-    It makes the seeds depend on each other: intervals are to be taken over lines and lengths.
-    """
-    grid, whole = _curves(rows, score)
-    near = [abs(alpha - 1) <= within for alpha in grid]
-    return chosen_elsewhere(whole, near) if len(whole) > 1 and len(set(near)) == 2 else []
-
-
-def near_by_chance(rows: Sequence[AnyResult], within: float = NEAR) -> float:
-    """The share of the α of a grid that is close to 1."""
-    grid = sorted({row.alpha for row in rows})
-    return fmean([abs(alpha - 1) <= within for alpha in grid]) if grid else float("nan")
-
-
-def _curves(
-    rows: Sequence[AnyResult], score: Callable[[AnyResult], float | None]
-) -> tuple[list[float], list[list[float]]]:
-    """The grid of α, and the scores over it of every seed that has them all."""
-    grid = sorted({row.alpha for row in rows})
-    by_seed: dict[int, dict[float, float]] = {}
-    for row in rows:
-        value = score(row)
-        if value is not None:
-            by_seed.setdefault(row.seed, {})[row.alpha] = value
-    scores = [by_seed[seed] for seed in sorted(by_seed) if len(by_seed[seed]) == len(grid)]
-    return grid, [[by_alpha[alpha] for alpha in grid] for by_alpha in scores]
-
-
-def figure(rows: Sequence[ImageResult], lines: Sequence[Line], name: str, title: str, caption: str) -> Figure:
+def figure(results: Sequence[ImageResult], lines: Sequence[Line], name: str, title: str, caption: str) -> Figure:
     """The figure of a sweep, in the paper's layout."""
-    number = len(seeds(rows))
+    number = len(seeds(results))
     told = f"{caption} Lines: mean over {number} seed{'s' * (number != 1)}; bands: lowest to highest. {CHANCE_NOTE}"
-    points = _points(rows, lines)
+    points = _points(results, lines)
     if points and lowest(points) < floor(points):
         told += " What lies below the axis stands at its lower edge; the table has the values."
-    return Figure(name, title, told, describe(rows, lines), table(rows, lines), lambda: _paint(rows, lines))
+    return Figure(name, title, told, describe(results, lines), table(results, lines), lambda: _paint(results, lines))
 
 
 def floor(points: Sequence[Point]) -> float:
@@ -260,37 +217,37 @@ def lowest(points: Sequence[Point]) -> float:
     return min(min(point.entries) for point in points)
 
 
-def _points(rows: Sequence[ImageResult], lines: Sequence[Line]) -> list[Point]:
-    return [point for line in lines for tokens in lengths(rows) for point in curve(line.of(rows, tokens))]
+def _points(results: Sequence[ImageResult], lines: Sequence[Line]) -> list[Point]:
+    return [point for line in lines for tokens in lengths(results) for point in curve(line.of(results, tokens))]
 
 
-def table(rows: Sequence[ImageResult], lines: Sequence[Line]) -> Table:
+def table(results: Sequence[ImageResult], lines: Sequence[Line]) -> Table:
     """The means of all points, and of softmax."""
     columns = ("L", "model", "α", "mean accuracy", "lowest", "highest", "seeds", "diverged")
     listed: list[tuple[str | int | float | None, ...]] = []
-    for tokens in lengths(rows):
+    for tokens in lengths(results):
         for line in (*lines, Line(SOFTMAX, SOFTMAX)):
-            for point in curve(line.of(rows, tokens)):
+            for point in curve(line.of(results, tokens)):
                 alpha = None if line.activation == SOFTMAX else point.alpha
                 ends = (round(value, 4) for value in (point.mean, min(point.entries), max(point.entries)))
                 listed.append((tokens, line.label, alpha, *ends, len(point.entries), point.lost))
     return Table(columns, tuple(listed))
 
 
-def describe(rows: Sequence[ImageResult], lines: Sequence[Line]) -> str:
+def describe(results: Sequence[ImageResult], lines: Sequence[Line]) -> str:
     """The figure in words."""
-    if not rows:
+    if not results:
         return "An empty figure: no run has finished yet."
-    words = ", ".join(map(str, lengths(rows)))
+    words = ", ".join(map(str, lengths(results)))
     sentences = [f"Accuracy over the exponent α, one panel for each sequence length L ({words})."]
-    for tokens in lengths(rows):
+    for tokens in lengths(results):
         parts = []
         for line in lines:
-            points = curve(line.of(rows, tokens))
+            points = curve(line.of(results, tokens))
             if points:
                 top = max(points, key=lambda point: point.mean)
                 parts.append(f"{line.label} {percent(top.mean)} at α = {top.alpha:g} ({_ends(points)})")
-        levels = curve(Line(SOFTMAX, SOFTMAX).of(rows, tokens))
+        levels = curve(Line(SOFTMAX, SOFTMAX).of(results, tokens))
         parts += [f"softmax {percent(point.mean)}" for point in levels]
         sentences.append(f"L = {tokens}, the best of each line: {'; '.join(parts) or 'nothing yet'}.")
     return " ".join(sentences)
@@ -300,10 +257,9 @@ def _ends(points: Sequence[Point]) -> str:
     return ", ".join(f"{percent(point.mean)} at {point.alpha:g}" for point in (points[0], points[-1]))
 
 
-def _paint(rows: Sequence[ImageResult], lines: Sequence[Line]) -> Any:
-    from matplotlib.lines import Line2D
-
-    sets = {name: lengths(where(rows, data=name)) for name in dict.fromkeys(row.data for row in _by_length(rows))}
+def _paint(results: Sequence[ImageResult], lines: Sequence[Line]) -> Any:
+    by_length = sorted(results, key=lambda result: result.tokens)
+    sets = {name: lengths(where(results, data=name)) for name in dict.fromkeys(result.data for result in by_length)}
     across = max(map(len, sets.values()), default=1)
     height = 3.1 * max(len(sets), 1) + 0.9
     picture, axes = sheet(across, height=height, rows=max(len(sets), 1))
@@ -311,38 +267,34 @@ def _paint(rows: Sequence[ImageResult], lines: Sequence[Line]) -> Any:
         nothing_yet(axes[0])
     for place, (name, panels) in enumerate(sets.items()):
         in_row = axes[place * across : (place + 1) * across]
-        _paint_set(in_row, where(rows, data=name), lines, panels, name if len(sets) > 1 else "")
+        _paint_set(in_row, where(results, data=name), lines, panels, name if len(sets) > 1 else "")
         for axis in in_row[len(panels) :]:
             axis.set_axis_off()
-    drawn = [line for line in lines if any(line.of(rows, tokens) for tokens in lengths(rows))]
-    handles = [Line2D([], [], label=line.label, **_look(line)) for line in drawn]
-    if where(rows, activation=SOFTMAX):
-        handles.append(Line2D([], [], color=_figures.colour_of(SOFTMAX).light, lw=1.6, ls=(0, (5, 3)), label="softmax"))
-    if any(row.status == "diverged" for row in rows):
-        handles.append(Line2D([], [], ls="", marker="x", ms=8, mew=2, color=INK.light, label="diverged"))
+    drawn = [line for line in lines if any(line.of(results, tokens) for tokens in lengths(results))]
+    handles = [handle(line.label, **_look(line)) for line in drawn]
+    if where(results, activation=SOFTMAX):
+        handles.append(handle("softmax", color=_figures.colour_of(SOFTMAX).light, lw=1.6, ls=BROKEN))
+    if any(result.status == "diverged" for result in results):
+        handles.append(handle("diverged", **LOST))
     if handles:
         legend(picture, handles)
     return picture
 
 
-def _by_length(rows: Sequence[ImageResult]) -> list[ImageResult]:
-    return sorted(rows, key=lambda row: row.tokens)
-
-
 def _paint_set(
-    axes: Sequence[Any], rows: Sequence[ImageResult], lines: Sequence[Line], panels: Sequence[int], name: str
+    axes: Sequence[Any], results: Sequence[ImageResult], lines: Sequence[Line], panels: Sequence[int], name: str
 ) -> None:
     """One row of panels: a data set, from its shortest sequences to its longest."""
-    points = _points(rows, lines)
+    points = _points(results, lines)
     edge = floor(points) if points else 0.0
     alphas = [point.alpha for point in points] or [0.0, 1.0]
     for axis, tokens in zip(axes, panels, strict=False):
         for line in lines:
-            _draw(axis, curve(line.of(rows, tokens)), line, edge)
-        for point in curve(Line(SOFTMAX, SOFTMAX).of(rows, tokens)):
+            _draw(axis, curve(line.of(results, tokens)), line, edge)
+        for point in curve(Line(SOFTMAX, SOFTMAX).of(results, tokens)):
             colour = _figures.colour_of(SOFTMAX).light
             axis.axhspan(min(point.entries), max(point.entries), color=colour, alpha=0.13, lw=0)
-            axis.axhline(point.mean, color=colour, lw=1.6, ls=(0, (5, 3)), zorder=2.5)
+            axis.axhline(point.mean, color=colour, lw=1.6, ls=BROKEN, zorder=2.5)
         axis.set_title(f"{name}, L = {tokens:,}".removeprefix(", "))
         axis.set_xlabel("exponent α")
         axis.set_xticks(sorted({*range(math.ceil(min(alphas)), int(max(alphas)) + 1), min(alphas), max(alphas)}))

@@ -20,7 +20,8 @@ from nomax.study.engine.figure import Figure
 from nomax.study.engine.result import TextResult, finals, where
 from nomax.study.engine.statistics import comparison, contrast, pooled
 from nomax.study.engine.verdict import Verdict, above, within, worst
-from nomax.study.studies.text_common import (
+from nomax.study.text.setup import TextSetup
+from nomax.study.text.shared import (
     MARGIN,
     Lead,
     Panel,
@@ -35,7 +36,6 @@ from nomax.study.studies.text_common import (
     translates,
     turned,
 )
-from nomax.study.text_setup import TextSetup
 
 TITLE = "Is a feed-forward layer a memory, and does softmax harm it?"
 CLAIMS = ("S-softmax-ffn", "S-ln", "S-slots", "S-central", "S-variance")
@@ -59,7 +59,7 @@ def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextExperiment]:
     ]
 
 
-def figures(rows: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
+def figures(results: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
     """Loss and BLEU over slots, and what is inside the memories."""
     quality = [Panel("test loss (nats)", loss), Panel("BLEU", measurement("bleu"))]
     inside = [
@@ -72,20 +72,20 @@ def figures(rows: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
         "that the largest 0.2 % hold. Right: the mean cosine of two values. On test tokens, means over layers."
     )
     return [
-        _figure(rows, quality, "memory", "Translation by the slots of the feed-forward layers", BLEU),
-        _figure(rows, inside, "memory-inside", "What is inside the memories", told),
+        _figure(results, quality, "memory", "Translation by the slots of the feed-forward layers", BLEU),
+        _figure(results, inside, "memory-inside", "What is inside the memories", told),
     ]
 
 
-def verdicts(rows: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
+def verdicts(results: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
     """Judge the five claims."""
-    rows = finals(rows)
+    results = finals(results)
     return [
-        _worse(rows, setup),
-        _normed(rows, setup),
-        _many(rows, setup),
-        _central(rows, setup),
-        _variance(rows, setup),
+        _worse(results, setup),
+        _normed(results, setup),
+        _many(results, setup),
+        _central(results, setup),
+        _variance(results, setup),
     ]
 
 
@@ -97,37 +97,37 @@ def lemma(slots: int, draws: int = 4000) -> tuple[float, float]:
     return float((np.maximum(x, 0) * v).sum(1).var() / (slots / 2)), float((weights * v).sum(1).var())
 
 
-def _figure(rows: Sequence[TextResult], panels: list[Panel], name: str, title: str, caption: str) -> Figure:
+def _figure(results: Sequence[TextResult], panels: list[Panel], name: str, title: str, caption: str) -> Figure:
     said = {"name": name, "title": title, "caption": caption, "axis": "slots"}
-    return figure(rows, panels, lambda row: row.memory, lambda row: row.slots, logarithmic=True, **said)
+    return figure(results, panels, lambda result: result.memory, lambda result: result.slots, logarithmic=True, **said)
 
 
-def _lead(rows: Sequence[TextResult], second: str) -> Lead:
-    return compare(where(rows, memory=RELU), where(rows, memory=second), _slots)
+def _lead(results: Sequence[TextResult], second: str) -> Lead:
+    return compare(where(results, memory=RELU), where(results, memory=second), _slots)
 
 
-def _slots(row: TextResult) -> int:
-    return row.slots
+def _slots(result: TextResult) -> int:
+    return result.slots
 
 
 def _by_slots(cells: dict[int, list[float]]) -> str:
     return ", ".join(f"{slots:,}: {contrast([cells[slots]]).mean:+.3f}".replace("-", "−") for slots in sorted(cells))
 
 
-def _worse(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
-    ahead = _lead(rows, PLAIN)
+def _worse(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
+    ahead = _lead(results, PLAIN)
     sentence = (
-        f"The loss of ReLU is {ahead.words()} than that of softmax ({basis(rows, ahead.cells)}; lead by slots "
+        f"The loss of ReLU is {ahead.words()} than that of softmax ({basis(results, ahead.cells)}; lead by slots "
         f"{_by_slots(ahead.cells)} nats). {BLEU} Reproduced if the interval is above 0, contradicted if below."
     )
     noise = {"the lead": comparison(ahead.cells, [0.0], margin=MARGIN, unit="nats")}
-    premises = [translates(rows, _slots), *ahead.agreement]
+    premises = [translates(results, _slots), *ahead.agreement]
     outcome = above(ahead.loss, 0)
-    return judged("S-softmax-ffn", outcome, sentence, rows, setup, _numbers(ahead), premises, noise)
+    return judged("S-softmax-ffn", outcome, sentence, results, setup, _numbers(ahead), premises, noise)
 
 
-def _normed(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
-    few = [row for row in rows if row.slots < MANY]
+def _normed(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
+    few = [result for result in results if result.slots < MANY]
     ahead = _lead(few, NORMED)
     sentence = (
         f"Below {MANY:,} slots the loss of ReLU is {ahead.words()} than that of softmax with LayerNorm "
@@ -140,8 +140,8 @@ def _normed(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
     return judged("S-ln", outcome, sentence, few, setup, _numbers(ahead), premises, noise)
 
 
-def _many(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
-    many = [row for row in rows if row.slots >= MANY]
+def _many(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
+    many = [result for result in results if result.slots >= MANY]
     ahead, of_normed = _lead(many, PLAIN), _lead(many, NORMED)
     sentence = (
         f"From {MANY:,} slots on the loss of ReLU is {ahead.words()} than that of softmax, and {of_normed.words()} "
@@ -162,11 +162,11 @@ def _many(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
     return judged("S-slots", outcome, sentence, many, setup, numbers, premises, noise)
 
 
-def _central(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
-    large = [row for row in rows if row.slots >= USUAL]
+def _central(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
+    large = [result for result in results if result.slots >= USUAL]
     score = measurement("top_share")
     softmax, relu = (
-        pooled(collected(where(large, memory=kind), lambda row: row.slots, score)) for kind in (PLAIN, RELU)
+        pooled(collected(where(large, memory=kind), lambda result: result.slots, score)) for kind in (PLAIN, RELU)
     )
     sentence = (
         f"From {USUAL} slots on the largest 0.2 % of all weights of softmax hold {spread(softmax)} of their sum, those "
@@ -177,10 +177,10 @@ def _central(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
     return judged("S-central", above(softmax, MOST), sentence, large, setup, numbers, [translates(large, _slots)])
 
 
-def _variance(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
+def _variance(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
     score = measurement("variance_ratio")
     softmax, relu = (
-        pooled(collected(where(rows, memory=kind), lambda row: row.slots, score)) for kind in (PLAIN, RELU)
+        pooled(collected(where(results, memory=kind), lambda result: result.slots, score)) for kind in (PLAIN, RELU)
     )
     over, of_softmax = lemma(USUAL)
     sentence = (
@@ -192,7 +192,7 @@ def _variance(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
     )
     outcome = worst([above(turned(softmax), -SMALL), above(relu, SMALL)])
     numbers = {"softmax": softmax, "relu": relu, "over n/2": over, "of softmax's sum": of_softmax}
-    return judged("S-variance", outcome, sentence, rows, setup, numbers, [translates(rows, _slots)])
+    return judged("S-variance", outcome, sentence, results, setup, numbers, [translates(results, _slots)])
 
 
 def _numbers(ahead: Lead) -> dict[str, Any]:

@@ -11,7 +11,6 @@ results/gate/verdicts.md.
 """
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -21,24 +20,34 @@ import torch
 from nomax import _figures
 from nomax.models import ViT, ViTConfig
 from nomax.nn.attention import Gate
-from nomax.study.engine.experiment import Experiment, Measurement, vit_macs
-from nomax.study.engine.figure import Figure, Table, legend, nothing_yet, sheet
+from nomax.study.engine.experiment import Experiment, ViTMeasurement, cpu_seconds, vit_macs
+from nomax.study.engine.figure import BROKEN, Figure, Table, handle, legend, nothing_yet, percent_axis, sheet
 from nomax.study.engine.result import Numbers, Result, finals, measured, trained, where
-from nomax.study.engine.statistics import Interval, accuracy, comparison, contrast, lengths, paired, pooled, values
+from nomax.study.engine.statistics import (
+    Interval,
+    accuracy,
+    best_alpha,
+    comparison,
+    contrast,
+    lengths,
+    paired,
+    pooled,
+    values,
+)
 from nomax.study.engine.verdict import MARGIN, Outcome, Verdict, above, basis, plain, points, within
-from nomax.study.setup import Setup
-from nomax.study.studies import alpha_sweep
+from nomax.study.images import over_alpha
+from nomax.study.images.setup import Setup
 from nomax.train.console import Stop
 
-CHANGES = alpha_sweep.PAIRED_LENGTHS
+CHANGES = over_alpha.PAIRED_LENGTHS
 TITLE = "Does a gate remove the need for length scaling?"
 CLAIMS = ("W-gate", "W-gatecost")
 
 GATE: Gate = "silu"
 CHOICES: tuple[Gate | None, ...] = (None, GATE)
 LINES = [
-    alpha_sweep.Line(f"{name}{', gate' * (gate is not None)}", name, gate=gate, broken=gate is not None)
-    for name in alpha_sweep.PAIRED
+    over_alpha.Line(f"{name}{', gate' * (gate is not None)}", name, gate=gate, broken=gate is not None)
+    for name in over_alpha.PAIRED
     for gate in CHOICES
 ]
 
@@ -50,27 +59,16 @@ ABOUT = (PAPER / 2, PAPER * 2)  # from half to double: another machine can be he
 
 
 @dataclass(frozen=True)
-class GateCost(Measurement):
+class GateCost(ViTMeasurement):
     """The CPU time of steps of training with and without a gate, which take turns."""
 
     kind: ClassVar[str] = "gate-cost"
     alone: ClassVar[bool] = True
 
-    model: ViTConfig
-    """Without the gate."""
     gate: Gate
+    """That of the second model; the first has none."""
     rounds: int = ROUNDS
     step_tokens: int = TOKENS
-
-    @property
-    def variant(self) -> str:
-        """The model, in a word."""
-        return self.model.variant
-
-    @property
-    def tokens(self) -> int:
-        """The length of sequences."""
-        return self.model.tokens
 
     @property
     def images(self) -> int:
@@ -85,21 +83,17 @@ class GateCost(Measurement):
     def measure(self, stop: Stop) -> Numbers | None:
         """Time both models in every round, and return the ratios: with the gate over without it."""
         gated = replace(self.model, gate=self.gate)
-        steps = [_Step(config, self.images) for config in (self.model, gated)]
-        for step in steps:
-            step()  # warms up
-        ratios = []
-        for _ in range(self.rounds):
-            if stop.asked:
-                return None
-            without, with_gate = (step() for step in steps)
-            ratios.append(with_gate / without)
-        return {RATIOS: tuple(ratios), ADDED: (vit_macs(gated) / vit_macs(self.model) - 1,)}
+        steps = {"without": _Step(self.model, self.images), "with": _Step(gated, self.images)}
+        seconds = cpu_seconds(steps, self.rounds, stop)
+        if seconds is None:
+            return None
+        ratios = tuple(more / less for more, less in zip(seconds["with"], seconds["without"], strict=True))
+        return {RATIOS: ratios, ADDED: (vit_macs(gated) / vit_macs(self.model) - 1,)}
 
 
 def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
     """Both h with every α, with and without the gate, at every length; softmax without; and the gate's cost."""
-    return [*alpha_sweep.pairs(setup, seeds, [{"gate": gate} for gate in CHOICES]), *costs_to_measure(setup)]
+    return [*over_alpha.pairs(setup, seeds, [{"gate": gate} for gate in CHOICES]), *costs_to_measure(setup)]
 
 
 def costs_to_measure(setup: Setup) -> list[GateCost]:
@@ -112,32 +106,32 @@ def costs_to_measure(setup: Setup) -> list[GateCost]:
     return [GateCost(replace(model, phi="relu/L", gate=None), GATE) for model in ordered]
 
 
-def figures(rows: Sequence[Result], setup: Setup) -> list[Figure]:
+def figures(results: Sequence[Result], setup: Setup) -> list[Figure]:
     """Accuracy over α by length, with and without the gate; and the gate's cost by length."""
     caption = (
         "Filled: no gate, as in all other runs; hollow: a SiLU gate. The dashed level is softmax without a gate. The "
         "paper's Fig. 4 shows the same for S/32, S/16 and S/8."
     )
     title = "Accuracy over α with and without a gate"
-    return [alpha_sweep.figure(trained(rows), LINES, "gate", title, caption), cost_figure(collect_costs(rows))]
+    return [over_alpha.figure(trained(results), LINES, "gate", title, caption), cost_figure(collect_costs(results))]
 
 
-def verdicts(rows: Sequence[Result], setup: Setup) -> list[Verdict]:
+def verdicts(results: Sequence[Result], setup: Setup) -> list[Verdict]:
     """Judge whether α = 1 still helps with a gate, and whether the gate costs what the paper says."""
-    return [_still_needed(alpha_sweep.ground(finals(rows), setup)), cost_verdict(collect_costs(rows))]
+    return [_still_needed(over_alpha.ground(finals(results), setup)), cost_verdict(collect_costs(results))]
 
 
-def _still_needed(ground: alpha_sweep.Ground) -> Verdict:
-    rows = [row for row in ground.same if row.activation in alpha_sweep.PAIRED and row.qk_norm]
+def _still_needed(ground: over_alpha.Ground) -> Verdict:
+    results = [result for result in ground.same if result.activation in over_alpha.PAIRED and result.qk_norm]
     gains = {}
     for gate in (GATE, None):
         scaled, unscaled = (
-            values(where(rows, gate=gate, alpha=alpha), lambda row: (row.activation, row.tokens), accuracy)
+            values(where(results, gate=gate, alpha=alpha), lambda result: (result.activation, result.tokens), accuracy)
             for alpha in (1.0, 0.0)
         )
         gains[gate] = paired(scaled, unscaled)
     cells = gains[GATE]
-    used = [row for row in where(rows, gate=GATE) if row.alpha in (0.0, 1.0)]
+    used = [result for result in where(results, gate=GATE) if result.alpha in (0.0, 1.0)]
     if not cells:
         return ground.nothing("W-gate", "No seed has both α = 0 and α = 1 with a gate yet")
     gain, without = pooled(cells), pooled(gains[None])
@@ -155,12 +149,8 @@ def _still_needed(ground: alpha_sweep.Ground) -> Verdict:
     outcome: Outcome = "reproduced" if above(gain, 0) == "reproduced" else "undecided"
     if above(without, 0) == "reproduced" and above(gain, MARGIN) == "contradicted":
         outcome = "contradicted"
-    best = {
-        f"{line.label}, L = {tokens}": [place.place, place.low, place.high]
-        for line in LINES
-        for tokens in lengths(rows)
-        if (place := alpha_sweep.best_alpha(line.of(rows, tokens), accuracy)) is not None
-    }
+    lines = {f"{line.label}, L = {n}": line.of(results, n) for line in LINES for n in lengths(results)}
+    best = {name: [best.place, best.low, best.high] for name, best in best_alpha(lines, accuracy).best.items()}
     numbers = {"gain": gain, "gain without a gate": without, "by length": by_length, "best α": best}
     noise = {"the gain with a gate": comparison(cells, [0.0], margin=MARGIN)}
     return ground.settle("W-gate", outcome, sentence, numbers, noise)
@@ -182,10 +172,10 @@ class Cost:
         return Interval(*(math.exp(value) - 1 for value in (log.mean, log.low, log.high)))
 
 
-def collect_costs(rows: Sequence[Result]) -> list[Cost]:
+def collect_costs(results: Sequence[Result]) -> list[Cost]:
     """The costs that were measured, shortest sequences first."""
-    done = sorted(measured(rows, GateCost.kind), key=lambda row: row.tokens)
-    return [Cost(row.variant, row.tokens, row.numbers[RATIOS], row.numbers[ADDED][0]) for row in done]
+    done = sorted(measured(results, GateCost.kind), key=lambda result: result.tokens)
+    return [Cost(result.variant, result.tokens, result.numbers[RATIOS], result.numbers[ADDED][0]) for result in done]
 
 
 def cost_verdict(costs: Sequence[Cost]) -> Verdict:
@@ -237,7 +227,7 @@ def _listed(cost: Cost) -> tuple[str | int | float, ...]:
 
 
 class _Step:
-    """A step of training on random images: returns the seconds of CPU time that it took."""
+    """A step of training on random images."""
 
     def __init__(self, config: ViTConfig, count: int) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -249,18 +239,13 @@ class _Step:
             self.model = ViT.from_config(config)
         self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
 
-    def __call__(self) -> float:
-        start = time.process_time()
+    def __call__(self) -> None:
         torch.nn.functional.cross_entropy(self.model(self.images), self.labels).backward()
         self.optimiser.step()
         self.optimiser.zero_grad()
-        return time.process_time() - start
 
 
 def _paint_costs(costs: Sequence[Cost]) -> Any:
-    from matplotlib.lines import Line2D
-    from matplotlib.ticker import PercentFormatter
-
     picture, (axis,) = sheet(1, height=3.4)
     timed, counted = _figures.colour_of("relu").light, _figures.SOFT.light
     if not costs:
@@ -269,16 +254,16 @@ def _paint_costs(costs: Sequence[Cost]) -> Any:
         axis.plot([place, place], [cost.time.low, cost.time.high], "-", lw=2.2, color=timed, zorder=3)
         axis.plot(place, cost.time.mean, "o", ms=8, color=timed, zorder=4)
         axis.plot(place + 0.12, cost.macs, "s", ms=7, color=counted, zorder=4)
-    axis.axhline(PAPER, color=_figures.INK.light, lw=1.3, ls=(0, (5, 3)))
+    axis.axhline(PAPER, color=_figures.INK.light, lw=1.3, ls=BROKEN)
     axis.axhline(0, color=_figures.SOFT.light, lw=0.8)
     axis.set_xticks(range(len(costs)), [f"{cost.variant} (L = {cost.tokens})" for cost in costs])
     axis.set_xlim(-0.6, max(len(costs), 1) - 0.4)
-    axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None, symbol=" %"))
+    percent_axis(axis)
     axis.set_ylabel("added by the gate")
     handles = [
-        Line2D([], [], color=timed, marker="o", ms=8, lw=2.2, label="CPU time, 95 % interval"),
-        Line2D([], [], color=counted, marker="s", ms=7, ls="", label="multiply-adds"),
-        Line2D([], [], color=_figures.INK.light, lw=1.3, ls=(0, (5, 3)), label="paper, S/8"),
+        handle("CPU time, 95 % interval", color=timed, marker="o", ms=8, lw=2.2),
+        handle("multiply-adds", color=counted, marker="s", ms=7, ls=""),
+        handle("paper, S/8", color=_figures.INK.light, lw=1.3, ls=BROKEN),
     ]
     legend(picture, handles, columns=3)
     return picture

@@ -1,9 +1,13 @@
-"""The mean attention weight of models that have not been trained yet, over the sequence length (the paper's Sec. 3)."""
+"""Attention weights of the α study, before training and during it.
+
+Before: the mean weight over the sequence length (the paper's Sec. 3). During: the sums of rows, the size of attention
+beside the residual stream and the learned scales, which show why a power of L is needed (its first open question).
+"""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import fmean, geometric_mean
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,14 +18,14 @@ from nomax.data.images.batches import evaluation_batches
 from nomax.data.images.transforms import Evaluation
 from nomax.data.source import part
 from nomax.evaluate import row_statistics
-from nomax.models import ViT, ViTConfig
+from nomax.models import ViT
 from nomax.phi import SOFTMAX, Phi
-from nomax.study.engine.experiment import Measurement, vit_macs
-from nomax.study.engine.figure import MARKERS, Figure, Table, legend, nothing_yet, plain_powers, sheet
-from nomax.study.engine.result import Numbers, Result, measured
+from nomax.study.engine.experiment import ViTMeasurement, vit_macs
+from nomax.study.engine.figure import BROKEN, MARKERS, Figure, Table, handle, legend, nothing_yet, plain_powers, sheet
+from nomax.study.engine.result import ImageResult, Numbers, Result, measured
 from nomax.study.engine.statistics import Interval, contrast, slope_weights
 from nomax.study.engine.verdict import Verdict, above, plain
-from nomax.study.setup import Setup, source
+from nomax.study.images.setup import Setup, source
 from nomax.train.console import Stop
 
 SEEDS = tuple(range(8))
@@ -43,27 +47,16 @@ FAST_ENOUGH = 0.9  # falling as L^-0.9 or faster is called O(1/L): a few lengths
 
 
 @dataclass(frozen=True)
-class InitialWeights(Measurement):
+class InitialWeights(ViTMeasurement):
     """The mean weight of untrained models of one length: over layers, heads and some images, for each φ and seed."""
 
     kind: ClassVar[str] = "initial-weights"
 
-    model: ViTConfig
     data: str
     transform: Evaluation
     phis: tuple[str, ...]
     seeds: tuple[int, ...] = SEEDS
     images: int = IMAGES
-
-    @property
-    def variant(self) -> str:
-        """The model, in a word."""
-        return self.model.variant
-
-    @property
-    def tokens(self) -> int:
-        """The length of sequences."""
-        return self.model.tokens
 
     @property
     def flops(self) -> int:
@@ -84,7 +77,7 @@ class InitialWeights(Measurement):
                 with torch.random.fork_rng(devices=[]):
                     torch.manual_seed(seed)
                     model = ViT.from_config(replace(self.model, phi=phi)).eval()
-                weights[phi].append(fmean(row.mean_weight for row in row_statistics(model, shown)))
+                weights[phi].append(fmean(head.mean_weight for head in row_statistics(model, shown)))
         return {phi: tuple(entries) for phi, entries in weights.items()}
 
 
@@ -108,12 +101,12 @@ class Start:
     mean_weight: float
 
 
-def collect(rows: Sequence[Result]) -> tuple[Start, ...]:
+def collect(results: Sequence[Result]) -> tuple[Start, ...]:
     """The mean weights that were measured, shortest sequences first."""
     return tuple(
-        Start(phi.activation, phi.alpha, row.tokens, seed, weight)
-        for row in sorted(measured(rows, InitialWeights.kind), key=lambda row: row.tokens)
-        for name, weights in row.numbers.items()
+        Start(phi.activation, phi.alpha, result.tokens, seed, weight)
+        for result in sorted(measured(results, InitialWeights.kind), key=lambda result: result.tokens)
+        for name, weights in result.numbers.items()
         for phi in [Phi.parse(name)]
         for seed, weight in zip(SEEDS, weights, strict=False)
     )
@@ -144,7 +137,7 @@ def sums(starts: tuple[Start, ...], activation: str, alpha: float = 1.0) -> dict
     return {tokens: tokens * fmean(by_length[tokens]) for tokens in sorted(by_length)}
 
 
-def verdict(starts: tuple[Start, ...], setup: Setup) -> Verdict:
+def initial_verdict(starts: tuple[Start, ...], setup: Setup) -> Verdict:
     """Judge whether the mean weight of relu/L falls as 1/L."""
     lengths = sorted({start.tokens for start in starts})
     if not lengths:
@@ -177,7 +170,7 @@ def verdict(starts: tuple[Start, ...], setup: Setup) -> Verdict:
     return Verdict("W-init", outcome, sentence, scale, list(SEEDS), plain(numbers))
 
 
-def figure(starts: tuple[Start, ...], setup: Setup) -> Figure:
+def initial_figure(starts: tuple[Start, ...], setup: Setup) -> Figure:
     """The mean weight over L, for other α of relu and for every h at α = 1."""
     title = "The mean attention weight before training"
     caption = (
@@ -200,7 +193,9 @@ def figure(starts: tuple[Start, ...], setup: Setup) -> Figure:
         for tokens, value in sums(starts, name, alpha).items()
     ]
     table = Table(("h", "α", "L", "mean weight", "L × mean weight", "expected"), tuple(rows))
-    return Figure("init", title, caption, _describe(starts, setup), table, lambda: _paint(starts, setup))
+    return Figure(
+        "init", title, caption, _describe_initial(starts, setup), table, lambda: _paint_initial(starts, setup)
+    )
 
 
 def _expected(activation: str, alpha: float) -> float | None:
@@ -208,7 +203,7 @@ def _expected(activation: str, alpha: float) -> float | None:
     return round(EXPECTED[activation], 4) if known else None
 
 
-def _describe(starts: tuple[Start, ...], setup: Setup) -> str:
+def _describe_initial(starts: tuple[Start, ...], setup: Setup) -> str:
     if not starts:
         return "An empty figure: nothing has been measured yet."
     sentences = ["Left: mean weights of untrained models over the length, both axes logarithmic."]
@@ -223,9 +218,7 @@ def _describe(starts: tuple[Start, ...], setup: Setup) -> str:
     return " ".join(sentences)
 
 
-def _paint(starts: tuple[Start, ...], setup: Setup) -> Any:
-    from matplotlib.lines import Line2D
-
+def _paint_initial(starts: tuple[Start, ...], setup: Setup) -> Any:
     picture, (left, right) = sheet(2, height=4.3, same_y=False)
     if not starts:
         nothing_yet(left)
@@ -243,9 +236,7 @@ def _paint(starts: tuple[Start, ...], setup: Setup) -> Any:
         last = max(line)
         left.annotate(f"α = {alpha:g}", (last, line[last] / last), (8, 0), textcoords="offset points", va="center")
     line = sums(starts, SOFTMAX, 0.0)
-    left.plot(
-        list(line), [v / n for n, v in line.items()], color=_figures.colour_of(SOFTMAX).light, lw=1.3, ls=(0, (5, 3))
-    )
+    left.plot(list(line), [v / n for n, v in line.items()], color=_figures.colour_of(SOFTMAX).light, lw=1.3, ls=BROKEN)
     left.set(
         xlim=(0.8 * min(line), 3 * max(line)),
         xscale="log",
@@ -260,20 +251,163 @@ def _paint(starts: tuple[Start, ...], setup: Setup) -> Any:
         right.plot(list(line), list(line.values()), "-", marker=MARKERS.get(name, "*"), color=colour)
         if name in EXPECTED:
             right.axhline(EXPECTED[name], color=colour, lw=1, ls=":")
-    right.axhline(1, color=_figures.colour_of(SOFTMAX).light, lw=1.3, ls=(0, (5, 3)))
+    right.axhline(1, color=_figures.colour_of(SOFTMAX).light, lw=1.3, ls=BROKEN)
     right.set(xscale="log", title="α = 1", xlabel="L", ylabel="L × mean weight")
     for axis in (left, right):
         axis.set_xticks(sorted(line), [str(tokens) for tokens in sorted(line)], minor=False)
         axis.set_xticks([], minor=True)
     handles = [
-        Line2D([], [], color=_figures.colour_of(name).light, marker=MARKERS.get(name, "*"), label=name)
-        for name in setup.activations
+        handle(name, color=_figures.colour_of(name).light, marker=MARKERS.get(name, "*")) for name in setup.activations
     ]
-    handles.append(Line2D([], [], color=_figures.colour_of(SOFTMAX).light, lw=1.3, ls=(0, (5, 3)), label="softmax"))
-    legend(picture, handles)
+    legend(picture, [*handles, handle("softmax", color=_figures.colour_of(SOFTMAX).light, lw=1.3, ls=BROKEN)])
     return picture
 
 
 def _interval(power: Interval) -> str:
     low, mean, high = (f"{value:.2f}".replace("-", "−") for value in (power.low, power.mean, power.high))
     return f"{mean} [{low}, {high}]"
+
+
+Points = Sequence[Mapping[str, Any]]  # the recorded steps of a run: {"step": …, "layers": [{"row_sum": …}, …]}
+
+ACTIVATION = "relu"  # the h whose curve over α decides
+STYLES: dict[float, Any] = {0.0: ":", 0.5: "-.", 1.0: "-", 1.5: (0, (4, 2)), 2.0: (0, (1, 1))}
+
+
+def _mean(name: str) -> Callable[[Mapping[str, Any]], float]:
+    return lambda point: fmean(layer[name] for layer in point["layers"])
+
+
+def _loudness(point: Mapping[str, Any]) -> float:
+    """Return the size of what the first layer's attention adds, beside the embedded patches that it is added to."""
+    first = point["layers"][0]
+    return float(first["output"] / first["residual"])
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A quantity over training."""
+
+    title: str
+    value: Callable[[Mapping[str, Any]], float]
+    logarithmic: bool = True
+
+
+PANELS = (
+    Panel("sum of a row", _mean("row_sum")),
+    Panel("attention ÷ residual, layer 1", _loudness),
+    Panel("learned qk scale", _mean("scale"), logarithmic=False),
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """All recorded runs of one φ and length: the geometric means of each panel's value over the seeds."""
+
+    tokens: int
+    activation: str
+    alpha: float
+    steps: tuple[int, ...]
+    values: tuple[tuple[float, ...], ...]
+    """By panel, over the steps."""
+
+    @property
+    def label(self) -> str:
+        """The φ, as the legend has it."""
+        return SOFTMAX if self.activation == SOFTMAX else f"relu, α = {self.alpha:g}"
+
+
+def lines_of(results: Sequence[ImageResult], diagnostics: Mapping[str, Points]) -> list[Line]:
+    """The lines of softmax and relu with qk-norm, shortest sequences and smallest α first."""
+    recorded: dict[tuple[int, str, float], list[Points]] = {}
+    for result in results:
+        if (
+            result.activation in (ACTIVATION, SOFTMAX)
+            and result.qk_norm
+            and result.gate is None
+            and diagnostics.get(result.key)
+        ):
+            recorded.setdefault((result.tokens, result.activation, result.alpha), []).append(diagnostics[result.key])
+    lines = []
+    for (tokens, activation, alpha), runs in sorted(recorded.items()):
+        steps = [point["step"] for point in runs[0]]
+        whole = [points for points in runs if [point["step"] for point in points] == steps]
+        values = tuple(
+            tuple(geometric_mean([panel.value(points[i]) for points in whole]) for i in range(len(steps)))
+            for panel in PANELS
+        )
+        lines.append(Line(tokens, activation, alpha, tuple(steps), values))
+    return lines
+
+
+def training_figure(results: Sequence[ImageResult], diagnostics: Mapping[str, Points]) -> Figure:
+    """Row sums, the size of attention beside the residual stream, and learned scales, over training."""
+    lines = lines_of(results, diagnostics)
+    caption = (
+        "Left: the mean sum of a query's weights; softmax's is 1 by definition. Middle: the root mean square of what "
+        "the first layer's attention adds, over that of the embedded patches. Right: the mean product of the learned "
+        "scales of queries and keys. Means over layers, heads and seeds. Without a power of L rows sum to tens, and "
+        "attention drowns the patches and their positions from the first step on; the learned scale hardly makes up "
+        "for it."
+    )
+    columns = ("L", "φ", "step", *(panel.title for panel in PANELS))
+    table: tuple[tuple[str | int | float | None, ...], ...] = tuple(
+        (line.tokens, line.label, step, *(float(f"{values[i]:.4g}") for values in line.values))
+        for line in lines
+        for i, step in enumerate(line.steps)
+        if i in (0, len(line.steps) // 2, len(line.steps) - 1)
+    )
+    title = "Why a power of L: what attention does while it trains"
+    return Figure(
+        "inside", title, caption, _describe_training(lines), Table(columns, table), lambda: _paint_training(lines)
+    )
+
+
+def _describe_training(lines: Sequence[Line]) -> str:
+    if not lines:
+        return "An empty figure: no run has recorded its attention yet."
+    parts = [
+        f"{line.label} at L = {line.tokens}: rows sum to {line.values[0][0]:.3g} at the start and "
+        f"{line.values[0][-1]:.3g} at the end, attention over residual is {line.values[1][0]:.3g} and "
+        f"{line.values[1][-1]:.3g}"
+        for line in lines
+    ]
+    return f"Three quantities over training steps, a row of panels for each length. {'; '.join(parts)}."
+
+
+def _paint_training(lines: Sequence[Line]) -> Any:
+    shown = lengths_shown(lines)
+    picture, axes = sheet(len(PANELS), height=2.5 * max(len(shown), 1) + 0.8, same_y=False, rows=max(len(shown), 1))
+    if not lines:
+        nothing_yet(axes[0])
+        return picture
+    for place, tokens in enumerate(shown):
+        for number, panel in enumerate(PANELS):
+            axis = axes[place * len(PANELS) + number]
+            for line in (line for line in lines if line.tokens == tokens):
+                axis.plot([step + 1 for step in line.steps], line.values[number], **_look(line))
+            axis.set_xscale("log")
+            if panel.logarithmic:
+                axis.set_yscale("log")
+                plain_powers(axis.yaxis)
+            plain_powers(axis.xaxis)
+            axis.set_title(f"L = {tokens}: {panel.title}", fontsize=10)
+            if place == len(shown) - 1:
+                axis.set_xlabel("training step")
+    unique = {line.label: line for line in lines}
+    legend(picture, [handle(label, **_look(line)) for label, line in unique.items()], columns=3)
+    return picture
+
+
+def lengths_shown(lines: Sequence[Line]) -> list[int]:
+    """The shortest and the longest sequences that were recorded."""
+    known = sorted({line.tokens for line in lines})
+    return list(dict.fromkeys([known[0], known[-1]])) if known else []
+
+
+def _look(line: Line) -> dict[str, Any]:
+    return {
+        "color": _figures.colour_of(line.activation).light,
+        "ls": BROKEN if line.activation == SOFTMAX else STYLES.get(line.alpha, "-"),
+        "lw": 2.2 if line.alpha == 1 else 1.5,
+    }

@@ -15,7 +15,7 @@ from nomax.study.engine.result import TextResult, where
 from nomax.study.engine.statistics import Comparison, Interval, paired, pooled, seeds, values
 from nomax.study.engine.verdict import Outcome, Premise, Verdict, agree, difference, learned, plain, settle
 from nomax.study.engine.verdict import basis as basis_of
-from nomax.study.text_setup import TextSetup
+from nomax.study.text.setup import TextSetup
 
 Cell = TypeVar("Cell", bound=Hashable)
 
@@ -26,20 +26,20 @@ UNIFORM = "a uniform guess over the vocabulary"
 LOST_NOTE = f"A run that diverged counts as {UNIFORM} and is marked with a cross; one that failed is left out."
 
 
-def loss(row: TextResult) -> float | None:
+def loss(result: TextResult) -> float | None:
     """Nats per token of the test split; those of a uniform guess if the run diverged."""
-    return math.log(row.vocabulary) if row.status == "diverged" else row.loss
+    return math.log(result.vocabulary) if result.status == "diverged" else result.loss
 
 
-def quality(row: TextResult) -> float | None:
+def quality(result: TextResult) -> float | None:
     """Minus the loss: the larger, the better."""
-    nll = loss(row)
+    nll = loss(result)
     return None if nll is None else -nll
 
 
 def measurement(name: str) -> Callable[[TextResult], float | None]:
     """Return a score: what was measured under this name; None if the run did not get there."""
-    return lambda row: row.measured.get(name)
+    return lambda result: result.measured.get(name)
 
 
 def lead(
@@ -50,18 +50,18 @@ def lead(
 
 
 def collected(
-    rows: Sequence[TextResult], cell: Callable[[TextResult], Cell], score: Callable[[TextResult], float | None]
+    results: Sequence[TextResult], cell: Callable[[TextResult], Cell], score: Callable[[TextResult], float | None]
 ) -> dict[Cell, list[float]]:
     """The values of each cell, over the seeds."""
     by_cell: dict[Cell, list[float]] = {}
-    for (place, _), value in values(rows, cell, score).items():
+    for (place, _), value in values(results, cell, score).items():
         by_cell.setdefault(place, []).append(value)
     return by_cell
 
 
-def basis(rows: Sequence[TextResult], cells: dict[Cell, list[float]]) -> str:
+def basis(results: Sequence[TextResult], cells: dict[Cell, list[float]]) -> str:
     """Return what a number rests on."""
-    return basis_of(rows, cells, UNIFORM)
+    return basis_of(results, cells, UNIFORM)
 
 
 def nats(interval: Interval) -> str:
@@ -86,18 +86,18 @@ def turned(interval: Interval) -> Interval:
     return Interval(-interval.mean, -interval.high, -interval.low)
 
 
-def scale(rows: Sequence[TextResult], setup: TextSetup) -> str:
+def scale(results: Sequence[TextResult], setup: TextSetup) -> str:
     """At which scale the runs speak: "128 wide, 2+2 layers, 512 slots, 600 steps of 1,024 tokens of bible-en-es"."""
-    if not rows:
+    if not results:
         return "no runs"
-    models = "; ".join(dict.fromkeys(row.variant.rpartition(", ")[0] for row in rows))
-    slots = ", ".join(f"{count:,}" for count in sorted({row.slots for row in rows}))
-    lengths = ", ".join(f"{count:,}" for count in sorted({row.tokens for row in rows}))
+    models = "; ".join(dict.fromkeys(result.variant.rpartition(", ")[0] for result in results))
+    slots = ", ".join(f"{count:,}" for count in sorted({result.slots for result in results}))
+    lengths = ", ".join(f"{count:,}" for count in sorted({result.tokens for result in results}))
     steps = ", ".join(
-        f"{count:,} steps of {batch:,} tokens" for count, batch in sorted({(r.steps, r.batch_size) for r in rows})
+        f"{count:,} steps of {batch:,} tokens" for count, batch in sorted({(r.steps, r.batch_size) for r in results})
     )
-    data = ", ".join(sorted({row.data for row in rows}))
-    pieces = ", ".join(f"{count:,}" for count in sorted({row.vocabulary for row in rows}))
+    data = ", ".join(sorted({result.data for result in results}))
+    pieces = ", ".join(f"{count:,}" for count in sorted({result.vocabulary for result in results}))
     return f"{models}, {slots} slots, at most {lengths} tokens, {steps} of {data} in {pieces} pieces"
 
 
@@ -143,10 +143,10 @@ def compare(first: Sequence[TextResult], second: Sequence[TextResult], cell: Cal
     return Lead(lead(first, second, cell), paired(values(first, cell, bleu), values(second, cell, bleu)))
 
 
-def translates(rows: Sequence[TextResult], cell: Callable[[TextResult], Cell]) -> Premise:
+def translates(results: Sequence[TextResult], cell: Callable[[TextResult], Cell]) -> Premise:
     """State that the baseline, softmax attention with plain feed-forward layers, translates in every cell."""
-    baseline = where(rows, attention=SOFTMAX, memory="relu")
-    compared = dict.fromkeys(cell(row) for row in rows)
+    baseline = where(results, attention=SOFTMAX, memory="relu")
+    compared = dict.fromkeys(cell(result) for result in results)
     return learned(
         baseline, measurement("bleu"), BLEU_BAR, cell, compared=compared, say=lambda bleu: f"{bleu:.1f} BLEU"
     )
@@ -156,7 +156,7 @@ def judged(
     claim: str,
     outcome: Outcome,
     sentence: str,
-    rows: Sequence[TextResult],
+    results: Sequence[TextResult],
     setup: TextSetup,
     numbers: Mapping[str, Any],
     premises: Sequence[Premise] = (),
@@ -169,8 +169,8 @@ def judged(
         claim,
         outcome,
         sentence,
-        rows=rows,
-        scale=scale(rows, setup),
+        results=results,
+        scale=scale(results, setup),
         numbers=plain(numbers),
         premises=premises,
         comparisons=comparisons,
@@ -209,7 +209,7 @@ class Point:
 
 
 def figure(
-    rows: Sequence[TextResult],
+    results: Sequence[TextResult],
     panels: Sequence[Panel],
     kind: Callable[[TextResult], str],
     place: Callable[[TextResult], float | None],
@@ -221,8 +221,8 @@ def figure(
     logarithmic: bool = False,
 ) -> Figure:
     """Scores over a number. A kind whose place is None, such as softmax over α, is a level."""
-    points = collect(rows, panels, kind, place)
-    told = f"{caption} Means over {_count(rows)}, bands from the lowest to the highest. {LOST_NOTE}"
+    points = collect(results, panels, kind, place)
+    told = f"{caption} Means over {_count(results)}, bands from the lowest to the highest. {LOST_NOTE}"
     return Figure(
         name,
         title,
@@ -234,7 +234,7 @@ def figure(
 
 
 def listing(
-    rows: Sequence[TextResult],
+    results: Sequence[TextResult],
     panels: Sequence[Panel],
     kind: Callable[[TextResult], str],
     *,
@@ -242,31 +242,31 @@ def listing(
     title: str,
     caption: str,
 ) -> Figure:
-    """Kinds one below the other, in the order of the rows."""
-    points = collect(rows, panels, kind, lambda row: None)
-    told = f"{caption} Means over {_count(rows)}, bars from the lowest to the highest. {LOST_NOTE}"
+    """Kinds one below the other, in the order of the results."""
+    points = collect(results, panels, kind, lambda result: None)
+    told = f"{caption} Means over {_count(results)}, bars from the lowest to the highest. {LOST_NOTE}"
     return Figure(
         name, title, told, describe(points, panels, ""), table(points, panels, ""), lambda: _paint_list(points, panels)
     )
 
 
 def collect(
-    rows: Sequence[TextResult],
+    results: Sequence[TextResult],
     panels: Sequence[Panel],
     kind: Callable[[TextResult], str],
     place: Callable[[TextResult], float | None],
 ) -> list[Point]:
     """The points, kind after kind, each from the smallest place."""
     groups: dict[tuple[str, float | None], list[TextResult]] = {}
-    for row in rows:
-        groups.setdefault((kind(row), place(row)), []).append(row)
+    for result in results:
+        groups.setdefault((kind(result), place(result)), []).append(result)
     order = list(dict.fromkeys(name for name, _ in groups))
     keys = sorted(groups, key=lambda key: (order.index(key[0]), key[1] or 0.0))
     points = []
     for key in keys:
         here = groups[key]
-        entries = tuple(tuple(v for row in here if (v := panel.score(row)) is not None) for panel in panels)
-        lost = sum(row.status == "diverged" for row in here)
+        entries = tuple(tuple(v for result in here if (v := panel.score(result)) is not None) for panel in panels)
+        lost = sum(result.status == "diverged" for result in here)
         points.append(Point(key[0], here[0].activation, key[1], entries, len(here), lost))
     return points
 
@@ -302,8 +302,8 @@ def describe(points: Sequence[Point], panels: Sequence[Panel], axis: str) -> str
     return " ".join(sentences)
 
 
-def _count(rows: Sequence[TextResult]) -> str:
-    count = len(seeds(rows))
+def _count(results: Sequence[TextResult]) -> str:
+    count = len(seeds(results))
     return f"{count} seed{'s' * (count != 1)}"
 
 

@@ -14,40 +14,40 @@ from nomax.study.engine.figure import Figure
 from nomax.study.engine.result import ImageResult, finals, where
 from nomax.study.engine.statistics import accuracy, comparison, contrast, paired, pooled, repeated, values
 from nomax.study.engine.verdict import MARGIN, Outcome, Verdict, basis, points, within
-from nomax.study.setup import Setup
-from nomax.study.studies import alpha_sweep
+from nomax.study.images import over_alpha
+from nomax.study.images.setup import Setup
 
-CHANGES = alpha_sweep.PAIRED_LENGTHS
+CHANGES = over_alpha.PAIRED_LENGTHS
 TITLE = "Does qk-layernorm matter?"
 CLAIMS = ("W-qknorm",)
 
 LINES = [
-    alpha_sweep.Line(f"{name}{', no qk-norm' * (not norm)}", name, qk_norm=norm, broken=not norm)
-    for name in alpha_sweep.PAIRED
+    over_alpha.Line(f"{name}{', no qk-norm' * (not norm)}", name, qk_norm=norm, broken=not norm)
+    for name in over_alpha.PAIRED
     for norm in (True, False)
 ]
 
 
 def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
     """Both h with every α, with and without qk-norm, at every length; and softmax with it."""
-    return alpha_sweep.pairs(setup, seeds, [{"qk_norm": norm} for norm in (True, False)])
+    return over_alpha.pairs(setup, seeds, [{"qk_norm": norm} for norm in (True, False)])
 
 
-def figures(rows: Sequence[ImageResult], setup: Setup) -> list[Figure]:
+def figures(results: Sequence[ImageResult], setup: Setup) -> list[Figure]:
     """Accuracy over α by length, with and without qk-norm."""
     caption = (
         "Filled: queries and keys are normalised, as in all other runs; hollow: they are not. The dashed level is "
         "softmax with qk-norm. The paper's Fig. 3 shows the same for S/32, S/16 and S/8."
     )
-    return [alpha_sweep.figure(rows, LINES, "qk-norm", "Accuracy over α with and without qk-layernorm", caption)]
+    return [over_alpha.figure(results, LINES, "qk-norm", "Accuracy over α with and without qk-layernorm", caption)]
 
 
-def verdicts(rows: Sequence[ImageResult], setup: Setup) -> list[Verdict]:
+def verdicts(results: Sequence[ImageResult], setup: Setup) -> list[Verdict]:
     """Judge whether the effect is smaller than a point, at the lengths where softmax has learned."""
-    ground = alpha_sweep.ground(finals(rows), setup)
-    swept = [row for row in ground.same if row.activation in alpha_sweep.PAIRED and row.gate is None]
+    ground = over_alpha.ground(finals(results), setup)
+    swept = [result for result in ground.same if result.activation in over_alpha.PAIRED and result.gate is None]
     normed, free = (
-        values(where(swept, qk_norm=norm), lambda row: (row.activation, row.tokens, row.alpha), accuracy)
+        values(where(swept, qk_norm=norm), lambda result: (result.activation, result.tokens, result.alpha), accuracy)
         for norm in (True, False)
     )
     everywhere = paired(normed, free)
@@ -58,7 +58,7 @@ def verdicts(rows: Sequence[ImageResult], setup: Setup) -> list[Verdict]:
     single = {cell: contrast([entries]) for cell, entries in repeated(cells).items()}
     (name, tokens, _), largest = max(single.items(), key=lambda item: abs(item[1].mean))
     # Opposite effects must not hide each other in a mean. More parts than these would have one that is large by chance.
-    by_h = [pooled({cell: cells[cell] for cell in cells if cell[0] == name}) for name in alpha_sweep.PAIRED]
+    by_h = [pooled({cell: cells[cell] for cell in cells if cell[0] == name}) for name in over_alpha.PAIRED]
     outcome: Outcome = within(effect, -MARGIN, MARGIN)
     if any(within(part, -MARGIN, MARGIN) == "contradicted" for part in by_h):
         outcome = "contradicted"

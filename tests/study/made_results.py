@@ -11,9 +11,9 @@ from nomax import study
 from nomax.phi import Phi
 from nomax.study.engine.experiment import Experiment, Measurement, TextExperiment
 from nomax.study.engine.result import MeasurementResult, Numbers, Result, TextResult
-from nomax.study.setup import Setup
-from nomax.study.studies import gate
-from nomax.study.text_setup import SETUPS, TextSetup
+from nomax.study.images import gate
+from nomax.study.images.setup import Setup
+from nomax.study.text.setup import SETUPS, TextSetup
 
 SETUP = Setup("test", models=("mu", "pico"), activations=("relu", "relu2", "identity"), probes=("digits",))
 
@@ -44,59 +44,59 @@ def _numbers(run: Measurement) -> Numbers:
     }
 
 
-def noise(row: Result, size: float, salt: str = "") -> float:
+def noise(result: Result, size: float, salt: str = "") -> float:
     """A normal number that belongs to this run."""
-    return size * np.random.default_rng(zlib.crc32(f"{row.label} {salt}".encode())).standard_normal()
+    return size * np.random.default_rng(zlib.crc32(f"{result.label} {salt}".encode())).standard_normal()
 
 
-def results(
+def image_results(
     name: str,
     accuracy: Callable[[Result], float],
     *,
     spread: float = 0.002,
     seeds: Sequence[int] = (0, 1, 2),
     setup: Setup = SETUP,
-    time: Callable[[Result], float] = lambda row: 20.0,
-    lost: Callable[[Result], bool] = lambda row: False,
+    time: Callable[[Result], float] = lambda result: 20.0,
+    lost: Callable[[Result], bool] = lambda result: False,
 ) -> list[Result]:
-    """A row for every run of a study: its accuracy with noise, and ten-shot accuracy 10 points below."""
-    rows = []
+    """A result for every run of a study: its accuracy with noise, and ten-shot accuracy 10 points below."""
+    results = []
     for run in grid(name, setup, tuple(seeds)):
         bare = run.result("done")
         if lost(bare):
-            rows.append(run.result("diverged", diverged_at=7, core_seconds=3.0, seconds=3.0))
+            results.append(run.result("diverged", diverged_at=7, core_seconds=3.0, seconds=3.0))
             continue
         value = float(np.clip(accuracy(bare) + noise(bare, spread), 0, 1))
         shots: dict[str, Any] = {"ten_shot": value - 0.1, "probes": {"digits": value - 0.1}} if run.probes else {}
-        rows.append(run.result("done", accuracy=value, loss=1 - value, core_seconds=time(bare), **shots))
-    return rows
+        results.append(run.result("done", accuracy=value, loss=1 - value, core_seconds=time(bare), **shots))
+    return results
 
 
 def text_results(
     name: str,
     loss: Callable[[TextResult], float],
     *,
-    measured: Callable[[TextResult], dict[str, float]] = lambda row: {},
+    measured: Callable[[TextResult], dict[str, float]] = lambda result: {},
     spread: float = 0.002,
     seeds: Sequence[int] = (0, 1, 2),
     setup: TextSetup = SETUPS["hour"],
-    lost: Callable[[TextResult], bool] = lambda row: False,
+    lost: Callable[[TextResult], bool] = lambda result: False,
 ) -> list[TextResult]:
-    """A row for every run of a study of text: its loss with noise, and whatever is said to have been measured.
+    """A result for every run of a study of text: its loss with noise, and whatever is said to have been measured.
 
     BLEU goes with the loss if it is not said: 25 at 4 nats, where a model has learned.
     """
-    rows = []
+    results = []
     for run in text_grid(name, setup, tuple(seeds)):
         bare = run.result("done")
         if lost(bare):
-            rows.append(run.result("diverged", diverged_at=7, core_seconds=3.0, seconds=3.0))
+            results.append(run.result("diverged", diverged_at=7, core_seconds=3.0, seconds=3.0))
             continue
         nats = loss(bare) + noise(bare, spread)
         found = {what: value + noise(bare, 1e-4, what) for what, value in measured(bare).items()}
         found = {"bleu": 25 + 10 * (4 - nats), **found} if "bleu" in run.measures else found
-        rows.append(run.result("done", loss=nats, measured=found, core_seconds=20.0))
-    return rows
+        results.append(run.result("done", loss=nats, measured=found, core_seconds=20.0))
+    return results
 
 
 @lru_cache(maxsize=32)

@@ -18,11 +18,12 @@ from typing import Any
 from nomax.phi import SOFTMAX
 from nomax.study.engine.experiment import RELUFORMERS, TextExperiment
 from nomax.study.engine.figure import Figure
+from nomax.study.engine.measures import FAR, FREQUENT
 from nomax.study.engine.result import TextResult, where
 from nomax.study.engine.statistics import Comparison, Interval, comparison, contrast, paired, pooled, repeated, values
 from nomax.study.engine.verdict import Outcome, Premise, Verdict, above, difference, worst
-from nomax.study.measures import FAR, FREQUENT
-from nomax.study.studies.text_common import (
+from nomax.study.text.setup import TextSetup
+from nomax.study.text.shared import (
     MARGIN,
     Panel,
     basis,
@@ -37,7 +38,6 @@ from nomax.study.studies.text_common import (
     translates,
     turned,
 )
-from nomax.study.text_setup import TextSetup
 
 TITLE = "Is ReLU attention better for long documents?"
 CLAIMS = ("S-long", "S-distant")
@@ -62,7 +62,7 @@ def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextExperiment]:
     ]
 
 
-def figures(rows: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
+def figures(results: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
     """Loss and BLEU over the length, and where attention looks."""
     quality = [Panel("test loss (nats)", loss), Panel("BLEU", measurement("bleu"))]
     looks = [
@@ -81,24 +81,26 @@ def figures(rows: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
         "Both of the encoder. Right: of all attentions."
     )
     return [
-        _figure(rows, quality, "documents", "Translation by the length of documents", BLEU),
-        _figure(rows, source, "documents-source", "What the source is worth", told),
-        _figure(rows, looks, "documents-looks", "Where attention looks in documents", caption),
+        _figure(results, quality, "documents", "Translation by the length of documents", BLEU),
+        _figure(results, source, "documents-source", "What the source is worth", told),
+        _figure(results, looks, "documents-looks", "Where attention looks in documents", caption),
     ]
 
 
-def verdicts(rows: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
+def verdicts(results: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
     """Judge the two claims."""
-    return [_grows(rows, setup), _distant([row for row in rows if row.tokens >= LONG], setup)]
+    return [_grows(results, setup), _distant([result for result in results if result.tokens >= LONG], setup)]
 
 
-def _figure(rows: Sequence[TextResult], panels: list[Panel], name: str, title: str, caption: str) -> Figure:
+def _figure(results: Sequence[TextResult], panels: list[Panel], name: str, title: str, caption: str) -> Figure:
     said = {"name": name, "title": title, "caption": caption, "axis": "tokens"}
-    return figure(rows, panels, lambda row: row.attention, lambda row: row.tokens, logarithmic=True, **said)
+    return figure(
+        results, panels, lambda result: result.attention, lambda result: result.tokens, logarithmic=True, **said
+    )
 
 
-def _grows(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
-    ahead = compare(where(rows, attention=OURS), where(rows, attention=SOFTMAX), lambda row: row.tokens)
+def _grows(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
+    ahead = compare(where(results, attention=OURS), where(results, attention=SOFTMAX), lambda result: result.tokens)
     used = repeated(ahead.cells)
     short = {length: entries for length, entries in used.items() if length < LONG}
     long = {length: entries for length, entries in used.items() if length >= LONG}
@@ -107,8 +109,8 @@ def _grows(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
     sentence = (
         f"The loss of ReLUFormer is {difference(at_short, 'nats', 'lower', 'higher')} than that of softmax below "
         f"{LONG} tokens and {difference(at_long, 'nats', 'lower', 'higher')} from there on; its lead "
-        f"{difference(growth, 'nats', 'grows', 'shrinks')} ({basis(rows, ahead.cells)}; lead by length {listed} nats). "
-        f"{BLEU} Reproduced if the three intervals are above −{MARGIN:g}, 0 and 0, contradicted if one is below"
+        f"{difference(growth, 'nats', 'grows', 'shrinks')} ({basis(results, ahead.cells)}; lead by length {listed} "
+        f"nats). {BLEU} Reproduced if the three intervals are above −{MARGIN:g}, 0 and 0, contradicted if one is below"
     )
     outcome = worst([above(at_short, -MARGIN), above(at_long, 0), above(growth, 0)])
     by_length = {length: contrast([ahead.cells[length]]) for length in sorted(ahead.cells)}
@@ -117,7 +119,7 @@ def _grows(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
         "the lead at long lengths": comparison(long, [0.0], margin=MARGIN, unit="nats"),
         "the lead at short ones": comparison(short, [-MARGIN], margin=MARGIN, unit="nats"),
     }
-    return _if_translated("S-long", outcome, sentence, rows, setup, numbers, ahead.agreement, noise)
+    return _if_translated("S-long", outcome, sentence, results, setup, numbers, ahead.agreement, noise)
 
 
 def _difference(first: dict[int, Sequence[float]], second: dict[int, Sequence[float]]) -> Interval:
@@ -127,14 +129,15 @@ def _difference(first: dict[int, Sequence[float]], second: dict[int, Sequence[fl
     return contrast([*first.values(), *second.values()], weights)
 
 
-def _distant(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
+def _distant(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
     leads = {}
     for name in ("distant", "frequent"):
         ours, softmax = (
-            values(where(rows, attention=kind), lambda row: row.tokens, measurement(name)) for kind in (OURS, SOFTMAX)
+            values(where(results, attention=kind), lambda result: result.tokens, measurement(name))
+            for kind in (OURS, SOFTMAX)
         )
         leads[name] = pooled(paired(ours, softmax))
-    everywhere = values(rows, lambda row: row.tokens, measurement("frequent_keys"))
+    everywhere = values(results, lambda result: result.tokens, measurement("frequent_keys"))
     share = sum(everywhere.values()) / len(everywhere) if everywhere else float("nan")
     sentence = (
         f"From {LONG} tokens on rows of ReLUFormer's encoder have {spread(leads['distant'], signed=True)} more of "
@@ -144,23 +147,23 @@ def _distant(rows: Sequence[TextResult], setup: TextSetup) -> Verdict:
         "the second below, contradicted if one lies on the other side"
     )
     outcome = worst([above(leads["distant"], 0), above(turned(leads["frequent"]), 0)])
-    return _if_translated("S-distant", outcome, sentence, rows, setup, {**leads, "share of frequent pieces": share})
+    return _if_translated("S-distant", outcome, sentence, results, setup, {**leads, "share of frequent pieces": share})
 
 
 def _if_translated(
     claim: str,
     outcome: Outcome,
     sentence: str,
-    rows: Sequence[TextResult],
+    results: Sequence[TextResult],
     setup: TextSetup,
     numbers: dict[str, Any],
     premises: Sequence[Premise] = (),
     noise: dict[str, Comparison | None] | None = None,
 ) -> Verdict:
     """The verdict, or that nothing is decided, where models of long documents make nothing of their sources."""
-    long = [row for row in rows if row.tokens >= LONG]
+    long = [result for result in results if result.tokens >= LONG]
     ours, softmax = (
-        pooled(collected(where(long, attention=kind), lambda row: row.tokens, measurement("source_use")))
+        pooled(collected(where(long, attention=kind), lambda result: result.tokens, measurement("source_use")))
         for kind in (OURS, SOFTMAX)
     )
     reads = all(above(use, MARGIN) == "reproduced" for use in (ours, softmax))
@@ -171,5 +174,5 @@ def _if_translated(
     remedy = "Train longer, until models of long documents use their sources."
     sentence += f", undecided unless both costs of another source are above {MARGIN:g}."
     numbers = {**numbers, "use of the source": {OURS: ours, SOFTMAX: softmax}}
-    premises = [translates(rows, lambda row: row.tokens), Premise(said, reads, remedy), *premises]
-    return judged(claim, outcome, sentence, rows, setup, numbers, premises, noise)
+    premises = [translates(results, lambda result: result.tokens), Premise(said, reads, remedy), *premises]
+    return judged(claim, outcome, sentence, results, setup, numbers, premises, noise)

@@ -8,16 +8,17 @@ smoke     seconds, only to check that it works
 A study can modify a set-up for itself: see CHANGES in its module.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 
 from nomax.data import Source
 from nomax.data import load as load_data
+from nomax.evaluate.accuracy import load_subset
+from nomax.evaluate.probe import probe_sets
 from nomax.phi import Phi
 from nomax.study.engine.experiment import ImageExperiment
 from nomax.train.config import settle
@@ -27,7 +28,6 @@ SEVEN = ("relu", "relu2", "gelu", "softplus", "identity", "relu6", "sigmoid")  #
 
 # Three patches for images of each size, and so three lengths of sequences, each about four times the one before.
 PATCHES = {16: (8, 4, 2), 28: (7, 4, 2), 32: (8, 4, 2), 224: (32, 16, 8)}
-
 
 HELD_OUT = 0.1  # of the training images, on which trials are judged: the test split chooses nothing
 TRIAL_SEED = 9  # of trials, which no verdict uses
@@ -180,6 +180,36 @@ class Setup:
             return ImageExperiment(config)
         return ImageExperiment(config, self.probes, self.subset, self.probe_images if self.probes else 0)
 
+    def adapted(self, *, model: tuple[str, ...] | None = None, **given: Any) -> Self:
+        """Return the set-up with other values, and everything that follows from them; None leaves a value as it is.
+
+        Models may name their patch ("S/16"): then only these patches are used. Other data brings its own image size,
+        and an image size its patches. A recipe other than `small` brings its own steps, batch, rate and warm-up.
+        """
+        given = {name: value for name, value in given.items() if value is not None}
+        if model:
+            given["models"] = tuple(dict.fromkeys(name.partition("/")[0] for name in model))
+        if patches := {_patch(name) for name in model or () if "/" in name}:
+            if "patches" in given:
+                raise ValueError(f"--model {' '.join(model or ())} and --patches both name patches: give one of them.")
+            given["patches"] = tuple(sorted(patches, reverse=True))
+        if given.get("recipe", "small") != "small":
+            given = {"steps": 0, "batch_size": 0, "lr": 0.0, "warmup": 0, **given}
+        if "data" in given and "image_size" not in given:
+            given["image_size"] = image_side(source(given["data"])) or 224
+        size = given.get("image_size", self.image_size)
+        if size != self.image_size and "patches" not in given:
+            if size not in PATCHES:
+                raise ValueError(
+                    f"images of {size} pixels need --patches: sizes of patches that divide it, such as 8 4 2."
+                )
+            given["patches"] = PATCHES[size]
+        if 0 < given.get("steps", 0) <= given.get("warmup", self.warmup) and "warmup" not in given:
+            given["warmup"] = max(1, given["steps"] // 5)
+        if {"patches", "data", "activations", "alphas", "steps", "recipe"} & given.keys():
+            given.setdefault("lengths", ())  # which were made for what has been changed
+        return replace(self, **given)
+
 
 RELU_POWERS = (0.0, 0.5, 1.0, 1.5, 2.0)
 # All h with α to 1½, and relu, whose curve decides, to 2.
@@ -252,46 +282,6 @@ SETUPS = {
 }
 
 
-def named(name: str, changes: Mapping[str, Mapping[str, Any]] | None = None) -> Setup:
-    """Return a set-up by name, with a study's changes to it."""
-    if name not in SETUPS:
-        nearest = get_close_matches(name, SETUPS, n=1)
-        hint = f"; did you mean {nearest[0]}?" if nearest else "."
-        raise ValueError(f"there is no set-up {name!r}{hint} There are {', '.join(SETUPS)}.")
-    return replace(SETUPS[name], **(changes or {}).get(name, {}))
-
-
-def adapted(setup: Setup, **given: Any) -> Setup:
-    """Return the set-up with other values, and everything that follows from them; None leaves a value as it is.
-
-    Models may name their patch ("S/16"): then only these patches are used. Other data brings its own image size, and
-    an image size brings its patches. A recipe other than `small` brings its own steps, batch, rate and warm-up.
-    """
-    given = {name: value for name, value in given.items() if value is not None}
-    models = given.get("models", ())
-    patches = tuple(dict.fromkeys(_patch(model) for model in models if "/" in model))
-    if patches and "patches" in given:
-        raise ValueError(f"--model {' '.join(models)} and --patches both name patches: give one of them.")
-    if models:
-        given["models"] = tuple(dict.fromkeys(model.partition("/")[0] for model in models))
-    if patches:
-        given["patches"] = tuple(sorted(patches, reverse=True))
-    if given.get("recipe", "small") != "small":
-        given = {"steps": 0, "batch_size": 0, "lr": 0.0, "warmup": 0, **given}
-    if "data" in given and "image_size" not in given:
-        given["image_size"] = image_side(source(given["data"])) or 224
-    if given.get("image_size", setup.image_size) != setup.image_size and "patches" not in given:
-        size = given["image_size"]
-        if size not in PATCHES:
-            raise ValueError(f"images of {size} pixels need --patches: sizes of patches that divide it, such as 8 4 2.")
-        given["patches"] = PATCHES[size]
-    if "steps" in given and 0 < given["steps"] <= given.get("warmup", setup.warmup) and "warmup" not in given:
-        given["warmup"] = max(1, given["steps"] // 5)
-    if {"patches", "data", "activations", "alphas", "steps", "recipe"} & given.keys():
-        given.setdefault("lengths", ())  # which were made for what has been changed
-    return replace(setup, **given)
-
-
 def fast_precision() -> Literal["fp32", "bf16"]:
     """Return the precision in which this machine trains fastest."""
     return "bf16" if torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported() else "fp32"
@@ -301,6 +291,20 @@ def fast_precision() -> Literal["fp32", "bf16"]:
 def source(name: str) -> Source:
     """Return the training images, loaded once for a whole grid."""
     return load_data(name, "train")
+
+
+def check(runs: Sequence[ImageExperiment], probes: Sequence[str]) -> None:
+    """Raise now, rather than after an hour, if images that runs need are missing."""
+    for name in dict.fromkeys(run.config.data for run in runs):
+        for split in (source(name), load_data(name, "test")):
+            split.image(0)
+    try:
+        probe_sets(list(dict.fromkeys([*probes, *(name for run in runs for name in run.probes)])))
+    except (ValueError, OSError) as error:
+        raise ValueError(f"--probes: {error}") from error
+    for subset, name in {(run.subset, run.config.data) for run in runs}:
+        if subset is not None:
+            load_subset(subset, source(name).classes)
 
 
 def _patch(model: str) -> int:

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from rich.box import SIMPLE_HEAD
@@ -16,27 +16,16 @@ from rich.text import Text
 
 from nomax import _figures, study
 from nomax.console import Console, Table
-from nomax.data import load as load_data
 from nomax.data.source import DataError
-from nomax.evaluate.accuracy import load_subset
-from nomax.evaluate.probe import probe_sets
-from nomax.study import setup as setups
-from nomax.study import text_setup
-from nomax.study.commands.plan import print_plan, print_runs
 from nomax.study.engine.experiment import ImageExperiment, TextExperiment
 from nomax.study.engine.publication import Publication
 from nomax.study.engine.publish import NO_CLAIM, check_place, note, publish
-from nomax.study.engine.runner import (
-    GridReport,
-    parse_seconds,
-    run_grid,
-    shard,
-    unique,
-)
+from nomax.study.engine.runner import GridReport, parse_seconds, run_grid, shard, unique
 from nomax.study.engine.store import Store
 from nomax.study.engine.worker import Launcher, Processes, Submitit, submit_settings
-from nomax.study.setup import Setup
-from nomax.study.text_setup import TextSetup
+from nomax.study.images import setup as images
+from nomax.study.manage import print_plan, print_runs
+from nomax.study.text import setup as text
 from nomax.train.console import Stop
 from nomax.train.distributed import check_device
 
@@ -47,7 +36,6 @@ EXPECTED = (ValueError, TypeError, OSError, ImportError)
 # What may go wrong later. Other errors are faults in the code of a study, and their traceback says where.
 ACCIDENTS = (DataError, OSError)
 COUNTS = ("patches", "image_size", "slots", "lengths", "vocabulary", "steps", "batch_size")
-KINDS = {"images": Setup, "text": TextSetup}
 COLOURS = {"reproduced": "green", "contradicted": "red", "undecided": "yellow"}
 
 
@@ -142,13 +130,13 @@ def run(options: Options) -> int:
     console = Console()
     try:
         module = study.load(options.name)
-        setup = chosen_setup(options, study.kind(module))
+        setup = chosen_setup(options, module)
         _check_device(options)
         grid = unique(module.grid(setup, setup.seeds))
         mine = shard(grid, options.shard)
         store = Store(options.store, create=False)
         budget = None if options.budget is None else parse_seconds(options.budget)
-        _check_images([run for run in mine if isinstance(run, ImageExperiment)], options.probes or ())
+        images.check([run for run in mine if isinstance(run, ImageExperiment)], options.probes or ())
         command, name = command_line(options), study.short(options.name)
         out = options.out or (store.place if options.smoke else Path()) / "results" / name
         before = Publication() if options.fresh or options.smoke else Publication.read(out)
@@ -158,7 +146,7 @@ def run(options: Options) -> int:
             sources = {
                 "the runs of this plan": store.results([run.key for run in grid]),
                 "earlier runs in the store": store.results(study=name),
-                f"the runs published in {out}": list(before.rows.values()),
+                f"the runs published in {out}": list(before.results.values()),
             }
             print_plan(module, setup, mine, store, sources, console)
             return 0
@@ -166,7 +154,7 @@ def run(options: Options) -> int:
             print_runs(mine, store, _jobs(options), options.retry, console)
             return 0
         _figures.require()
-        text_setup.check([run for run in mine if isinstance(run, TextExperiment)])
+        text.check([run for run in mine if isinstance(run, TextExperiment)])
         check_place(out, setup, len(grid))
         for option, folder in (("--store", options.store), ("--out", out)):
             _check_writable(option, folder)
@@ -183,15 +171,15 @@ def run(options: Options) -> int:
                 console.print(f"Stopped; {len(report.left)} runs are left. The same command goes on.")
                 return stop.exit_code
         _tell(report, console)
-        rows = store.results([run.key for run in grid])
-        missing = len(grid) - len(rows)
+        results = store.results([run.key for run in grid])
+        missing = len(grid) - len(results)
         if missing and options.shard:
             console.print(
                 f"This part is done, {missing} runs of other parts are not here: join the stores with "
                 "`nomax study merge`, then give the same command without --shard.",
             )
             return report.exit_code
-        check_place(out, setup, sum(row.status != "failed" for row in rows))
+        check_place(out, setup, sum(result.status != "failed" for result in results))
         with console.status("Figures and verdicts …"):
             verdicts = publish(module, setup, grid, store, name=name, out=out, command=command, before=before)
     except ACCIDENTS as error:
@@ -204,19 +192,17 @@ def run(options: Options) -> int:
     return report.exit_code
 
 
-def chosen_setup(options: Options, kind: Literal["images", "text"] = "images") -> Setup | TextSetup:
+def chosen_setup(options: Options, module: study.Study) -> Any:
     """Return the named set-up with the options' changes."""
-    changes = getattr(study.load(options.name), "CHANGES", None) if kind == "images" else None
-    setup = setups.named(options.setup, changes)
-    setup = setups.named("smoke", changes) if options.smoke else setup
+    kind = study.kind(module)
+    setup = study.named_setup(module, options.setup)
+    setup = study.named_setup(module, "smoke") if options.smoke else setup
     _check_values(options, kind)
-    known = {kind: {field.name for field in fields(each)} for kind, each in KINDS.items()}
-    known["images"].add("model")
-    own, other = known[kind] - {"name", "seeds"}, known["text" if kind == "images" else "images"]
-    given = {name: value for name, value in vars(options).items() if name in own}
-    for name in other - known[kind]:
+    own, other = (_setup_options(each) for each in (kind, "text" if kind == "images" else "images"))
+    for name in other - own:
         if getattr(options, name, None) is not None:
             raise ValueError(f"--{name.replace('_', '-')} is not for {options.name}, which is a study of {kind}.")
+    given = {name: value for name, value in vars(options).items() if name in own - {"name"}}
     seeds = options.seeds
     if seeds is not None and len(seeds) == 1:
         if seeds[0] < 1:
@@ -224,10 +210,13 @@ def chosen_setup(options: Options, kind: Literal["images", "text"] = "images") -
         seeds = tuple(range(seeds[0]))
     if seeds is not None and (len(set(seeds)) < len(seeds) or min(seeds) < 0):
         raise ValueError(f"--seeds {' '.join(map(str, seeds))}: seeds must be different and not negative.")
-    if kind == "text":
-        return text_setup.adapted(text_setup.SETUPS[setup.name], **given, seeds=seeds)
-    given["models"] = given.pop("model")
-    return setups.adapted(setup, **given, seeds=seeds)
+    return setup.adapted(**given | {"seeds": seeds})
+
+
+def _setup_options(kind: Literal["images", "text"]) -> set[str]:
+    """Return the options that change a set-up of this kind."""
+    names = {field.name for field in fields(study.setups(kind)["default"])}
+    return names | ({"model"} if kind == "images" else set())
 
 
 def _check_values(options: Options, kind: Literal["images", "text"]) -> None:
@@ -274,20 +263,6 @@ def verdict_table(title: str, verdicts: "Sequence[Verdict]", note: str) -> Table
     return table
 
 
-def _check_images(runs: Sequence[ImageExperiment], probes: Sequence[str]) -> None:
-    """Raise now, rather than after an hour, if images needed after training are missing."""
-    for data in dict.fromkeys(run.config.data for run in runs):
-        for split in (setups.source(data), load_data(data, "test")):
-            split.image(0)
-    try:
-        probe_sets(list(dict.fromkeys([*probes, *(name for run in runs for name in run.probes)])))
-    except (ValueError, OSError) as error:
-        raise ValueError(f"--probes: {error}") from error
-    for name, data in {(run.subset, run.config.data) for run in runs}:
-        if name is not None:
-            load_subset(name, setups.source(data).classes)
-
-
 def _check_writable(option: str, folder: Path) -> None:
     """Raise unless a folder, which may not exist yet, can be written to."""
     there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
@@ -323,11 +298,13 @@ def _jobs(options: Options) -> int:
 
 
 def _tell(report: GridReport, console: Console) -> None:
-    trouble = [row for row in report.finished if row.status != "done"]
+    trouble = [result for result in report.finished if result.status != "done"]
     if trouble:
-        words = ", ".join(f"{row.label} ({row.status})" for row in trouble[:5]) + (", …" if len(trouble) > 5 else "")
+        words = ", ".join(f"{result.label} ({result.status})" for result in trouble[:5]) + (
+            ", …" if len(trouble) > 5 else ""
+        )
         console.print(f"{len(trouble)} runs diverged or failed: {words}.")
-    if any(row.status == "failed" for row in trouble):
+    if any(result.status == "failed" for result in trouble):
         console.print("To try those that failed again: the same command with --retry.")
     if report.left:
         console.print(f"{len(report.left)} runs are left. The same command goes on.")

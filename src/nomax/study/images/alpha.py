@@ -7,37 +7,97 @@ It judges whether the best α is close to 1, whether one h wins there, what α =
 what the nonlinearity is worth, and whether weights start at a size of 1/L. What came out: results/alpha/verdicts.md.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, median
+from typing import Any, ClassVar
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nomax import _figures
+from nomax.ops.api import attention
 from nomax.phi import ACTIVATIONS, SOFTMAX, Phi
-from nomax.study.engine.experiment import Experiment, ImageExperiment
-from nomax.study.engine.figure import Figure
-from nomax.study.engine.result import ImageResult, Result, finals, where
+from nomax.study.engine.experiment import Experiment, ImageExperiment, Measurement, cpu_seconds
+from nomax.study.engine.figure import BROKEN, Figure, Table, draw_intervals, nothing_yet, sheet
+from nomax.study.engine.result import ImageResult, Numbers, Result, finals, measured, where
 from nomax.study.engine.statistics import (
     Interval,
     accuracy,
+    best_alpha,
     comparison,
     contrast,
     lengths,
-    over_settings,
     paired,
     pooled,
+    ratio,
     repeated,
     values,
 )
 from nomax.study.engine.verdict import MARGIN, Verdict, above, agree, basis, percent, points, worst
-from nomax.study.setup import Setup
-from nomax.study.studies import alpha_sweep, initial, inside, speed
-from nomax.study.studies.alpha_sweep import Ground
+from nomax.study.images import over_alpha, weights
+from nomax.study.images.over_alpha import Ground
+from nomax.study.images.setup import Setup
+from nomax.train.console import Stop
 
 TITLE = "Which power of the sequence length?"
 CLAIMS = ("W-degrade", "W-alpha", "W-identity", "W-h", "W-init")
 
-QUESTION = (SOFTMAX, "relu/L", "relu")  # does relu with its 1/L match softmax, and does it need it?
+RELU = "relu/L"
+NEAR = 0.5  # "close to 1": at most half way to α = 0 or 2, the ends of the paper's axis
+QUESTION = (SOFTMAX, RELU, "relu")  # does relu with its 1/L match softmax, and does it need it?
+# Of the calls whose speed is measured: each takes some milliseconds.
+LENGTHS, TOKENS, HEADS, DIM = (49, 196, 784), 3136, 6, 64
+ROUNDS = 9
 # These two are the same function below 6, which scores of normalised queries and keys hardly reach: one cannot win
 # against the other.
 TWINS = {"relu": "relu6", "relu6": "relu"}
+
+
+@dataclass(frozen=True)
+class AttentionSpeed(Measurement):
+    """The CPU time of attention, forward and backward, on one thread, φ after φ in each round."""
+
+    kind: ClassVar[str] = "attention-speed"
+    alone: ClassVar[bool] = True
+
+    length: int
+    dtype: str
+    rounds: int = ROUNDS
+
+    @property
+    def variant(self) -> str:
+        """The precision."""
+        return self.dtype
+
+    @property
+    def tokens(self) -> int:
+        """The length of sequences."""
+        return self.length
+
+    @property
+    def flops(self) -> int:
+        """Floating point operations of all calls."""
+        return 2 * (self.rounds + 1) * 12 * TOKENS * self.length * HEADS * DIM
+
+    def measure(self, stop: Stop) -> Numbers | None:
+        """Return the seconds of each φ, by round."""
+        shape = (3, TOKENS // self.length, HEADS, self.length, DIM)
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.randn(shape, generator=generator).to(getattr(torch, self.dtype))
+        query, key, value = (x.requires_grad_() for x in inputs.unbind(0))
+        calls = {
+            RELU: lambda: attention(query, key, value, phi=RELU),
+            SOFTMAX: lambda: F.scaled_dot_product_attention(query, key, value),
+        }
+
+        def both_ways(call: Callable[[], Tensor]) -> None:
+            out = call()
+            torch.autograd.grad(out, (query, key, value), out.detach())
+
+        return cpu_seconds({name: partial(both_ways, call) for name, call in calls.items()}, self.rounds, stop)
 
 
 def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
@@ -54,9 +114,9 @@ def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
         for rate in dict.fromkeys([setup.lr, setup.own_rate(phi)])
     ]
     return [
-        *initial.measurements(setup),
+        *weights.measurements(setup),
         *sorted(models, key=lambda run: _rank(run, setup)),
-        *speed.measurements(),
+        *speed_measurements(),
     ]
 
 
@@ -68,27 +128,27 @@ def _rank(run: ImageExperiment, setup: Setup) -> int:
 
 
 def figures(
-    rows: Sequence[Result], setup: Setup, diagnostics: Mapping[str, inside.Points] | None = None
+    results: Sequence[Result], setup: Setup, diagnostics: Mapping[str, weights.Points] | None = None
 ) -> list[Figure]:
     """Accuracy over α by length, what attention does meanwhile, and the mean weight at initialisation."""
-    models = [row for row in finals(rows) if row.lr == setup.lr]
+    models = [result for result in finals(results) if result.lr == setup.lr]
     title = "Accuracy of L⁻ᵅ·h over the exponent α"
     caption = (
         f"Each h is trained with its weights multiplied by L⁻ᵅ; the broken line is softmax, which has no α."
         f"{_match(models)} The paper's Fig. 2 shows the same for S/32, S/16 and S/8 on ImageNet."
     )
     return [
-        alpha_sweep.figure(models, _lines(models), "alpha", title, caption),
-        *([inside.figure(models, diagnostics)] if diagnostics else []),
-        speed.figure(rows),
-        initial.figure(initial.collect(rows), setup),
+        over_alpha.figure(models, _lines(models), "alpha", title, caption),
+        *([weights.training_figure(models, diagnostics)] if diagnostics else []),
+        speed_figure(results),
+        weights.initial_figure(weights.collect(results), setup),
     ]
 
 
-def _match(rows: Sequence[ImageResult]) -> str:
+def _match(results: Sequence[ImageResult]) -> str:
     """How far relu/L is ahead of softmax, as a sentence; empty if no length and seed has both."""
     relu, softmax = (
-        values(where(rows, phi=phi, qk_norm=True, gate=None), lambda row: row.tokens, accuracy)
+        values(where(results, phi=phi, qk_norm=True, gate=None), lambda result: result.tokens, accuracy)
         for phi in ("relu/L", SOFTMAX)
     )
     cells = paired(relu, softmax)
@@ -100,67 +160,70 @@ def _match(rows: Sequence[ImageResult]) -> str:
     return f" relu/L minus softmax, at equal length and seed: {points(pooled(cells))} ({by_length})."
 
 
-def verdicts(rows: Sequence[Result], setup: Setup) -> list[Verdict]:
+def verdicts(results: Sequence[Result], setup: Setup) -> list[Verdict]:
     """Judge the five claims, at the lengths where softmax has learned."""
-    ground = alpha_sweep.ground(finals(rows), setup)
+    ground = over_alpha.ground(finals(results), setup)
     return [
         _degrades(ground),
         _best_alpha(ground),
         _identity(ground),
         _no_winner(ground),
-        initial.verdict(initial.collect(rows), setup),
+        weights.initial_verdict(weights.collect(results), setup),
     ]
 
 
-def _lines(rows: Sequence[ImageResult]) -> list[alpha_sweep.Line]:
+def _lines(results: Sequence[ImageResult]) -> list[over_alpha.Line]:
     known = list(ACTIVATIONS)
-    names = {row.activation for row in rows if row.activation != SOFTMAX}
+    names = {result.activation for result in results if result.activation != SOFTMAX}
     order = sorted(names, key=lambda name: (known.index(name) if name in known else len(known), name))
-    return [alpha_sweep.Line(name, name) for name in order]
+    return [over_alpha.Line(name, name) for name in order]
 
 
 def _best_alpha(ground: Ground) -> Verdict:
     """The best α close to 1 against the best further away, over all pairs of h and L."""
-    rows = ground.same
-    lines = {(line.activation, tokens): line.of(rows, tokens) for line in _lines(rows) for tokens in lengths(rows)}
-    cells = {pair: leads for pair, here in lines.items() if (leads := alpha_sweep.lead_of_near(here, accuracy))}
-    best = {
-        pair: place for pair, here in lines.items() if (place := alpha_sweep.best_alpha(here, accuracy)) is not None
-    }
+    results = ground.same
+    alphas = best_alpha(
+        {
+            (line.activation, tokens): line.of(results, tokens)
+            for line in _lines(results)
+            for tokens in lengths(results)
+        },
+        accuracy,
+        NEAR,
+    )
+    best, cells = alphas.best, alphas.leads
     if not cells:
         return ground.nothing("W-alpha", "No two seeds have all α of an h and a length, some close to 1 and some not")
-    lead = over_settings(cells)
-    near = sum(abs(place.place - 1) <= alpha_sweep.NEAR for place in best.values())
     listed = "; ".join(
         f"{name} {', '.join(f'{best[pair].place:g} at L = {pair[1]}' for pair in best if pair[0] == name)}"
         for name in dict.fromkeys(name for name, _ in best)
     )
     sentence = (
-        f"The best α within {alpha_sweep.NEAR:g} of 1 minus the best further away, both as the other seeds choose "
-        f"them: {points(lead)} ({basis(rows, cells)}; the interval is over the settings). "
-        f"The highest mean lies within {alpha_sweep.NEAR:g} of 1 in {near} of {len(best)} pairs of h and L "
-        f"(a random choice from the grid: {alpha_sweep.near_by_chance(rows):.0%}). Best α: {listed}. "
+        f"The best α within {NEAR:g} of 1 minus the best further away, both as the other seeds choose "
+        f"them: {points(alphas.lead)} ({basis(results, cells)}; the interval is over the settings). "
+        f"The highest mean lies within {NEAR:g} of 1 in {alphas.near} of {len(best)} pairs of h and L "
+        f"(a random choice from the grid: {alphas.by_chance:.0%}). Best α: {listed}. "
         "Reproduced if the interval is above 0, contradicted if below."
     )
     numbers = {
-        "lead": lead,
-        "pairs whose best is near": [near, len(best)],
-        "by chance": alpha_sweep.near_by_chance(rows),
+        "lead": alphas.lead,
+        "pairs whose best is near": [alphas.near, len(best)],
+        "by chance": alphas.by_chance,
         "lead by pair": {f"{h}, L = {tokens}": contrast([entries]) for (h, tokens), entries in cells.items()},
         "best": {f"{h}, L = {tokens}": [place.place, place.low, place.high] for (h, tokens), place in best.items()},
     }
     noise = comparison(cells, [0.0], margin=MARGIN, over="settings")
-    return ground.settle("W-alpha", above(lead, 0), sentence, numbers, {"the lead": noise})
+    return ground.settle("W-alpha", above(alphas.lead, 0), sentence, numbers, {"the lead": noise})
 
 
 def _no_winner(ground: Ground) -> Verdict:
     """The best h against the next that is not its twin, chosen after the fact, which makes the lead look larger."""
-    rows = where(ground.same, alpha=1.0)
+    results = where(ground.same, alpha=1.0)
     by_h = {
-        name: values(where(rows, activation=name), lambda row: row.tokens, accuracy)
-        for name in dict.fromkeys(row.activation for row in rows)
+        name: values(where(results, activation=name), lambda result: result.tokens, accuracy)
+        for name in dict.fromkeys(result.activation for result in results)
     }
-    shared = alpha_sweep.shared_by_most(by_h)
+    shared = over_alpha.shared_by_most(by_h)
     by_h = {name: {key: scores[key] for key in shared} for name, scores in by_h.items() if shared <= scores.keys()}
     if len({min(name, TWINS.get(name, name)) for name in by_h}) < 2 or not shared:
         return ground.nothing("W-h", "No seed and length has two h at α = 1 yet")
@@ -174,7 +237,7 @@ def _no_winner(ground: Ground) -> Verdict:
     other = "" if second == ranked[1] else " of another kind"
     sentence = (
         f"At α = 1 the best is {first} ({percent(means[first])}) and the next{other} {second}: a lead of "
-        f"{points(lead)} ({basis(rows, cells)}). It leads the median of {len(means)} h by {100 * behind:.2f} points "
+        f"{points(lead)} ({basis(results, cells)}). It leads the median of {len(means)} h by {100 * behind:.2f} points "
         f"and the last, {ranked[-1]}, by {100 * (means[first] - means[ranked[-1]]):.2f}. "
         f"A clear win would be a lead of more than {100 * MARGIN:g} point: reproduced if the interval is below that, "
         "contradicted if above."
@@ -187,14 +250,14 @@ def _no_winner(ground: Ground) -> Verdict:
 
 def _degrades(ground: Ground) -> Verdict:
     """Judge what α = 1 gains over α = 0, and how much more it gains at the longest length than at the shortest."""
-    cells, own = (repeated(_gains(rows)) for rows in (ground.same, ground.own))
+    cells, own = (repeated(_gains(results)) for results in (ground.same, ground.own))
     if not cells:
         return ground.nothing("W-degrade", "No seed has both α = 0 and α = 1 yet")
     drop, own_drop = pooled(cells), pooled(own)
     ends = sorted({tokens for _, tokens in cells})
     by_length = {tokens: pooled({cell: cells[cell] for cell in cells if cell[1] == tokens}) for tokens in ends}
     relu = {tokens: contrast([cells["relu", tokens]]) for tokens in ends if ("relu", tokens) in cells}
-    growth, weights, chosen = growth_with_length(cells, {row.tokens: row.data for row in ground.same})
+    growth, weights, chosen = growth_with_length(cells, {result.tokens: result.data for result in ground.same})
     listed = "; ".join(f"L = {tokens}: {points(gain)}" for tokens, gain in by_length.items())
     more = f"from the shortest to the longest it grows by {points(growth)}" if chosen else "only one length"
     sentence = (
@@ -211,10 +274,11 @@ def _degrades(ground: Ground) -> Verdict:
     return ground.settle("W-degrade", outcome, sentence, numbers, comparisons, [premise])
 
 
-def _gains(rows: Sequence[ImageResult]) -> dict[tuple[str, int], list[float]]:
+def _gains(results: Sequence[ImageResult]) -> dict[tuple[str, int], list[float]]:
     """α = 1 minus α = 0, by h and length."""
     scaled, unscaled = (
-        values(where(rows, alpha=alpha), lambda row: (row.activation, row.tokens), accuracy) for alpha in (1.0, 0.0)
+        values(where(results, alpha=alpha), lambda result: (result.activation, result.tokens), accuracy)
+        for alpha in (1.0, 0.0)
     )
     return paired(scaled, unscaled)
 
@@ -243,13 +307,13 @@ def growth_with_length(
 
 def _identity(ground: Ground) -> Verdict:
     """relu against identity at α = 1."""
-    cells, own = (_nonlinearity(rows) for rows in (ground.same, ground.own))
+    cells, own = (_nonlinearity(results) for results in (ground.same, ground.own))
     if not cells:
         return ground.nothing("W-identity", "No seed has both relu and identity at α = 1 yet")
     gain, own_gain = pooled(cells), pooled(own)
     by_length = {tokens: contrast([entries]) for tokens, entries in sorted(cells.items())}
     listed = "; ".join(f"L = {tokens}: {points(part)}" for tokens, part in by_length.items())
-    used = [row for row in where(ground.same, alpha=1.0) if row.activation in ("relu", "identity")]
+    used = [result for result in where(ground.same, alpha=1.0) if result.activation in ("relu", "identity")]
     sentence = (
         f"relu minus identity at α = 1: {points(gain)} ({basis(used, cells)}). {listed}. "
         f"{ground.beside(own_gain)}Reproduced if the interval is above 0, contradicted if below."
@@ -260,10 +324,60 @@ def _identity(ground: Ground) -> Verdict:
     return ground.settle("W-identity", above(gain, 0), sentence, numbers, noise, [premise])
 
 
-def _nonlinearity(rows: Sequence[ImageResult]) -> dict[int, list[float]]:
+def _nonlinearity(results: Sequence[ImageResult]) -> dict[int, list[float]]:
     """relu minus identity at α = 1, by length."""
     relu, identity = (
-        values(where(rows, activation=name, alpha=1.0), lambda row: row.tokens, accuracy)
+        values(where(results, activation=name, alpha=1.0), lambda result: result.tokens, accuracy)
         for name in ("relu", "identity")
     )
     return paired(relu, identity)
+
+
+def speed_measurements() -> list[AttentionSpeed]:
+    """Return three lengths in both precisions."""
+    return [AttentionSpeed(length, dtype) for dtype in ("float32", "bfloat16") for length in LENGTHS]
+
+
+def speed_ratios(results: Sequence[Result]) -> dict[tuple[str, int], Interval]:
+    """Return how many times as long as relu/L softmax takes, by precision and length."""
+    done = sorted(
+        measured(results, AttentionSpeed.kind), key=lambda result: (result.variant != "float32", result.tokens)
+    )
+    return {(result.variant, result.tokens): ratio(result.numbers[SOFTMAX], result.numbers[RELU]) for result in done}
+
+
+def speed_figure(results: Sequence[Result]) -> Figure:
+    """Draw the speed of relu/L against softmax, by precision and length."""
+    ratios = speed_ratios(results)
+    caption = (
+        f"CPU time of PyTorch's scaled_dot_product_attention over that of relu/L in nomax, forward and backward, one "
+        f"thread: means over {ROUNDS} interleaved rounds with 95 % intervals, {HEADS} heads of dimension {DIM}, "
+        f"{TOKENS:,} tokens in a call. Beyond 1, relu/L is faster."
+    )
+    words = "; ".join(
+        f"{dtype}, L = {length}: {estimate.mean:.2f} times" for (dtype, length), estimate in ratios.items()
+    )
+    alternative = f"The time of softmax over that of relu/L. {words or 'Nothing has been measured yet'}."
+    table = Table(
+        ("precision", "L", "softmax's time over relu/L's", "from", "to"),
+        tuple(
+            (dtype, length, round(estimate.mean, 3), round(estimate.low, 3), round(estimate.high, 3))
+            for (dtype, length), estimate in ratios.items()
+        ),
+    )
+    return Figure("speed", "Speed on this machine", caption, alternative, table, lambda: _paint_speed(ratios))
+
+
+def _paint_speed(ratios: Mapping[tuple[str, int], Interval]) -> Any:
+    picture, (axis,) = sheet(1, height=2.8)
+    if not ratios:
+        nothing_yet(axis)
+        return picture
+    named = {f"{dtype}, L = {length}": estimate for (dtype, length), estimate in ratios.items()}
+    draw_intervals(axis, named, [_figures.colour_of(RELU).light] * len(named))
+    for place, estimate in enumerate(ratios.values()):
+        axis.annotate(f"{estimate.mean:.1f}×", (estimate.high, place), (6, 0), textcoords="offset points", va="center")
+    axis.axvline(1, color=_figures.colour_of(SOFTMAX).light, lw=1.6, ls=BROKEN)
+    axis.set_xlim(left=0, right=1.15 * max(estimate.high for estimate in ratios.values()))
+    axis.set_xlabel("softmax's time ÷ relu/L's")
+    return picture

@@ -1,1 +1,0 @@
-"""The commands for studies: run, merge, export, list."""

@@ -1,0 +1,1 @@
+"""Studies of images: set-ups, one file for each study, and the parts that several of them share."""
