@@ -89,9 +89,9 @@ def _for_nomax(model: nn.Module, config: Any, normal: Any) -> tuple[Tensor, ...]
 
 def _image_of_timm(model: Any) -> tuple[int, ...]:
     size = tuple(getattr(model, "pretrained_cfg", {}).get("input_size", (3, 224, 224)))
-    embed = getattr(model, "patch_embed", None)
-    channels = getattr(getattr(embed, "proj", None), "in_channels", size[0])
-    image = getattr(embed, "img_size", None) or size[1:]
+    channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), size[0])
+    sizes = (getattr(module, "img_size", None) for module in model.modules())
+    image = next((size for size in sizes if size), size[1:])
     return (channels, *image) if isinstance(image, tuple | list) else (channels, image, image)
 
 
