@@ -97,7 +97,10 @@ def settle(model: nn.Module, chosen: list[Site], left: list[Site], undo: Undo) -
         if hasattr(config, "phi") and type(model).__module__.startswith("nomax."):
             if left:
                 raise ConversionError(f"a {type(model).__name__} has one φ in all its layers: leave layers=None.")
-            undo.set(model, "config", replace(config, phi=str(chosen[0].phi)))  # type: ignore[type-var]
+            phi = Phi.parse(chosen[0].phi)
+            undo.set(model, "config", replace(config, phi=str(phi)))  # type: ignore[type-var]
+            if (gamma := getattr(config, "gamma", 1)) != 1:
+                undo.set_all([site.module for site in chosen], "phi", replace(phi, gain=phi.gain / gamma))
         return
     if "transformers" in sys.modules:
         for part in transformers.models(model):

@@ -123,7 +123,10 @@ def load_original(folder: Path, settings: Mapping[str, Any], **options: Any) -> 
             del arguments["attn_layer"]
         model = _make_timm(settings, arguments)
         stored = {name: x for name, x in load_file(folder / WEIGHTS).items() if ".inner_attention." not in name}
-        models.hub.fill(model, stored, str(folder / WEIGHTS))
+        try:
+            model.load_state_dict(stored)
+        except RuntimeError as error:
+            raise ValueError(f"{folder / WEIGHTS} does not fit its {CONFIG}: {error}") from None
         setattr(model, SETTINGS, arguments)
         return model
     library = _compat.transformers()

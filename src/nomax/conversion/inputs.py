@@ -84,6 +84,9 @@ def _for_transformers(model: Any, config: Any, normal: Any) -> dict[str, Tensor]
 def _for_nomax(model: nn.Module, config: Any, normal: Any) -> tuple[Tensor, ...]:
     if hasattr(config, "image"):
         return (normal(1, config.channels, *config.image),)
+    if hasattr(config, "encoder_layers"):
+        text = torch.arange(TOKENS).view(1, TOKENS) % config.vocabulary
+        return (text, text) if config.encoder_layers else (text,)
     raise NoInputs(f"it is a {type(model).__name__} of nomax")
 
 
