@@ -78,7 +78,7 @@ def stirred(model: Any) -> Any:
         for parameter in model.parameters():
             if parameter.dim() == 2 and parameter.std() < 0.1:
                 torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
-            elif parameter.dim() != 2 and parameter.abs().max() < 0.1:
+            elif parameter.dim() != 2 and parameter.numel() and parameter.abs().max() < 0.1:
                 torch.nn.init.normal_(parameter, std=0.3)
     return model
 
