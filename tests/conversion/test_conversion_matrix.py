@@ -24,9 +24,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "converted.md"
 ENTRIES = [*TRANSFORMERS, *TIMM]
 POSSIBLE = [entry for entry in ENTRIES if not entry.refused]
 TEXTS = [entry for entry in POSSIBLE if entry.kind in ("encoder", "decoder", "paired")]
-# Twice what plain PyTorch's own two ways (eager and fused) differ by on these models is below this, relative to the
-# largest number of the output.
-NEAR = 1e-5
+NEAR = 1e-5  # of the largest number of the output, if that is above 1
 
 
 @pytest.fixture(autouse=True)
