@@ -152,7 +152,10 @@ def _discover(model: nn.Module, inputs: Inputs, undo: Undo) -> Sites:
     unfused = [module for module in model.modules() if getattr(module, "fused_attn", None) is False]
     if not configs and not unfused:
         return _watched(model, inputs, None)
-    original = _forward(model, inputs)
+    try:
+        original: list[Tensor] | None = _forward(model, inputs)
+    except transformers.Unconverted:  # it was made with the name of our implementation
+        original = None
     for module in unfused:
         undo.set(module, "fused_attn", True)
     if not configs:

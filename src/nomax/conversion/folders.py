@@ -143,9 +143,12 @@ def load_original(folder: Path, settings: Mapping[str, Any], **options: Any) -> 
     if KEY in settings:
         options["attn_implementation"] = transformers.implementation(settings[KEY])
     try:
-        return model_class.from_pretrained(folder, use_safetensors=True, **options)
+        model = model_class.from_pretrained(folder, use_safetensors=True, **options)
     finally:
         library.logging.set_verbosity(verbosity)
+    for config in transformers.configs(model) if KEY in settings else []:
+        config._attn_implementation_internal = model.get_correct_attn_implementation(None)  # until it is converted
+    return model
 
 
 def _check_version(folder: Path, description: Mapping[str, Any]) -> None:
