@@ -1,4 +1,4 @@
-"""Multi-head attention as a module: projections, norms, gate, positions, learned gain and power of L, key-value cache.
+"""Multi-head attention as a module: projections, norms, gate, positions, learned gain, shift and power of L, cache.
 
 B sequences, L positions, H heads of dimension D, dim = H·D.
 """
@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nomax.nn.inner_attention import with_shift
 from nomax.nn.layers import GatedRMSNorm, LayerNorm, Linear, angles, rotate
 from nomax.ops import length
 from nomax.ops.api import attention
@@ -110,6 +111,7 @@ class Attention(nn.Module):
     joined_norm: "rela" normalises the joined heads as in ReLA (`GatedRMSNorm`).
     gate: multiply the joined heads by "silu", "sigmoid" or "identity" of another projection of the input.
     learned_gain, learned_alpha: learn φ's gain or its power of L, one for the whole "layer" or one per "head".
+    learned_shift: learn a number to add to the scores before h, besides φ's own; it starts at zero.
     dropout: the share of attention weights to drop in training.
     backend: as in nomax.attention.
     """
@@ -128,6 +130,7 @@ class Attention(nn.Module):
         bias: bool = True,
         learned_gain: Learned | None = None,
         learned_alpha: Learned | None = None,
+        learned_shift: Learned | None = None,
         dropout: float = 0.0,
         backend: str | None = None,
     ) -> None:
@@ -160,6 +163,7 @@ class Attention(nn.Module):
         self.gate = Linear(dim, dim) if gate is not None else None
         self.gain = self._learned("learned_gain", learned_gain)
         self.alpha = self._learned("learned_alpha", learned_alpha)
+        self.shift = self._learned("learned_shift", learned_shift)
         self.out = Linear(dim, dim, bias)
         self.reset_parameters()
 
@@ -170,8 +174,8 @@ class Attention(nn.Module):
             raise ValueError(f'{name}={per!r} must be "layer", "head" or None.')
         if self.phi.activation in ROW_MAPS:
             raise ValueError(
-                f'{name}={per!r} needs a φ with a gain and a power of L, but phi="{self.phi}" normalises each row '
-                'itself. Use a pointwise φ such as "relu/L".'
+                f'{name}={per!r} needs a φ with a gain, a shift and a power of L, but phi="{self.phi}" normalises each '
+                'row itself. Use a pointwise φ such as "relu/L".'
             )
         return nn.Parameter(torch.empty(self.heads if per == "head" else 1))
 
@@ -190,6 +194,19 @@ class Attention(nn.Module):
             nn.init.constant_(self.gain, self.phi.gain)
         if self.alpha is not None:
             nn.init.constant_(self.alpha, self.phi.alpha)
+        if self.shift is not None:
+            nn.init.zeros_(self.shift)
+
+    def fold_gain(self) -> None:
+        """Move the learned gain into the projection of the values, and φ's own gain with it; the output stays."""
+        if self.gain is None:
+            return
+        values = self.qkv if self.context_dim is None else self.kv
+        rows = self.gain.detach().expand(self.heads).repeat_interleave(self.dim // self.heads)
+        with torch.no_grad():
+            for x in (values.weight, *([] if values.bias is None else [values.bias])):
+                x[-self.dim :] *= rows if x.dim() == 1 else rows.unsqueeze(1)
+        self.gain, self.phi = None, replace(self.phi, gain=1.0)
 
     def extra_repr(self) -> str:
         rotary = True if self.rotary else None
@@ -303,13 +320,15 @@ class Attention(nn.Module):
         """Run nomax.attention, and multiply its rows by the learned part of gain · L^-alpha."""
         # The learned α changes φ's own, n^(φ.alpha - alpha), so that half precision never sees a sum without its 1/L.
         phi = replace(self.phi, gain=1.0) if self.gain is not None and self.phi.gain != 1 else self.phi
-        rows, backend = None, self.backend
+        rows, backend, scale = None, self.backend, None
+        if self.shift is not None:
+            query, key, scale = with_shift(query, key, self.shift, scale)
         if return_rows:
             out, rows = attention(
-                query, key, value, mask, dropout, is_causal, phi=phi, backend=backend, return_rows=True
+                query, key, value, mask, dropout, is_causal, scale, phi=phi, backend=backend, return_rows=True
             )
         else:
-            out = attention(query, key, value, mask, dropout, is_causal, phi=phi, backend=backend)
+            out = attention(query, key, value, mask, dropout, is_causal, scale, phi=phi, backend=backend)
         factor = None if self.gain is None else _per_query(self.gain)
         if self.alpha is not None:
             power = length.per_query(self.phi, query, key, mask, is_causal) ** (self.phi.alpha - _per_query(self.alpha))
