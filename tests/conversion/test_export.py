@@ -9,7 +9,7 @@ from precision import assert_precise, doubled
 from torch import nn
 
 import nomax
-from nomax.convert.export import decompositions, export_onnx
+from nomax.conversion.export import decompositions, export_onnx
 from nomax.models import ReLUFormer, ViT
 from nomax.nn import Attention
 
