@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
+    from nomax.conversion import convert, from_pretrained, revert, save_pretrained, timm_model
     from nomax.ops.api import attention, varlen_attention, visible_keys
     from nomax.ops.backends import explain
     from nomax.ops.problem import Rows
@@ -20,8 +21,13 @@ __all__ = [
     "Rows",
     "__version__",
     "attention",
+    "convert",
     "explain",
+    "from_pretrained",
     "load_operators",
+    "revert",
+    "save_pretrained",
+    "timm_model",
     "varlen_attention",
     "visible_keys",
 ]
@@ -32,10 +38,15 @@ _HOMES = {
     "varlen_attention": "nomax.ops.api",
     "visible_keys": "nomax.ops.api",
     "explain": "nomax.ops.backends",
+    "convert": "nomax.conversion",
+    "from_pretrained": "nomax.conversion",
+    "revert": "nomax.conversion",
+    "save_pretrained": "nomax.conversion",
+    "timm_model": "nomax.conversion",
     "Rows": "nomax.ops.problem",
     "Phi": "nomax.phi",
 }
-_ROOMS = ("data", "evaluate", "models", "nn", "train")
+_ROOMS = ("conversion", "data", "evaluate", "models", "nn", "train")
 
 
 def __getattr__(name: str) -> Any:

@@ -46,6 +46,15 @@ def timm() -> ModuleType:
     return importlib.import_module("timm")
 
 
+def transformers() -> ModuleType:
+    """Import transformers, with a torchvision that works if there is one."""
+    if importlib.util.find_spec("transformers") is None:
+        raise ImportError("this needs transformers: pip install transformers")
+    if importlib.util.find_spec("torchvision") is not None:
+        torchvision()
+    return importlib.import_module("transformers")
+
+
 def _mend(folder: Path) -> None:
     global _library
     for binary in sorted(folder.glob("_C*.so")) + sorted(folder.glob("_C*.pyd")):

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -24,6 +24,7 @@ from nomax._files import atomic, did_you_mean, read_json
 VIT, RELUFORMER = "nomax-vit", "nomax-reluformer"  # model_type in config.json
 CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 VOCABULARY = "vocabulary.model"  # beside a text model, if its training put one there
+FILES = (CONFIG, WEIGHTS, CARD, VOCABULARY)
 MOST_NAMES = 20  # classes listed on the card; config.json has all of them
 # A config may ask for twice the stored weights plus 64 MB, so that a slip is reported tensor by tensor, and for 1 GiB
 # of fixed positions, which are not stored.
@@ -113,7 +114,7 @@ def load(
     revision: the branch, tag or commit to fetch from the hub. token, cache_dir and local_files_only: as for
     huggingface_hub.snapshot_download.
     """
-    given = {"token": token, "cache_dir": cache_dir, "local_files_only": local_files_only or None}
+    given: dict[str, Any] = {"token": token, "cache_dir": cache_dir, "local_files_only": local_files_only or None}
     folder = Path(name)
     if not folder.is_dir():
         folder = download(str(name), revision, **{key: value for key, value in given.items() if value is not None})
@@ -211,8 +212,8 @@ def _read_config(path: Path) -> tuple[Any, Any]:
         raise ValueError(f"{path}: {error}") from None
 
 
-def download(name: str, revision: str | None = None, **options: Any) -> Path:
-    """Return the folder of a model from the Hugging Face hub, cached or fetched now."""
+def download(name: str, revision: str | None = None, files: Sequence[str] = FILES, **options: Any) -> Path:
+    """Return the folder of a model from the Hugging Face hub, cached or fetched now; of it only these files."""
     if not _HUB_ID.fullmatch(name):
         raise FileNotFoundError(f"there is no folder {name!r}, nor is it the id of a model on the hub (owner/name).")
     try:
@@ -222,9 +223,8 @@ def download(name: str, revision: str | None = None, **options: Any) -> Path:
             f"there is no folder {name!r}; to fetch a model of that name from the Hugging Face hub: "
             "pip install huggingface_hub"
         ) from None
-    files = [CONFIG, WEIGHTS, CARD, VOCABULARY]
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=files, **options))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(files), **options))
     except (OSError, ValueError) as error:  # no network, no such model, no access: all are OSErrors
         raise FileNotFoundError(
             f"there is no folder {name!r}, and no model of that name came from the Hugging Face hub: {_why(error)}"

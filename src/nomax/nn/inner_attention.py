@@ -95,14 +95,32 @@ class InnerAttention(nn.Module):
         enable_gqa: bool = False,
     ) -> Tensor:
         """Attend from query [B, H, Lq, D] to key and value [B, Hk, Lk, D]; the arguments are nomax.attention's."""
+        query, key, scale = self._scored(query, key, scale)
+        out: Tensor = attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, phi=self.phi)
+        return self._gained(out)
+
+    def weights(
+        self,
+        query: Tensor,
+        key: Tensor,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """Return the attention weights [B, H, Lq, Lk], for inspection, by attending to unit vectors."""
+        query, key, scale = self._scored(query, key, scale)
+        keys = key.shape[2]
+        unit = torch.eye(keys, dtype=query.dtype, device=query.device).expand(*key.shape[:2], keys, keys)
+        return self._gained(attention(query, key, unit, attn_mask, 0.0, is_causal, scale, enable_gqa, phi=self.phi))
+
+    def _scored(self, query: Tensor, key: Tensor, scale: float | None) -> tuple[Tensor, Tensor, float | None]:
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
-        if self.shift is not None:
-            query, key, scale = with_shift(query, key, self.shift, scale)
-        out: Tensor = attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, phi=self.phi)
-        if self.gain is None:
-            return out
-        return (out * self.gain.view(-1, 1, 1)).to(out.dtype)
+        return (query, key, scale) if self.shift is None else with_shift(query, key, self.shift, scale)
+
+    def _gained(self, out: Tensor) -> Tensor:
+        return out if self.gain is None else (out * self.gain.view(-1, 1, 1)).to(out.dtype)
 
 
 def with_shift(query: Tensor, key: Tensor, shift: Tensor, scale: float | None) -> tuple[Tensor, Tensor, float]:

@@ -1,0 +1,17 @@
+"""Conversion of models that exist to φ attention, and back."""
+
+from nomax.conversion.api import convert, revert
+from nomax.conversion.folders import from_pretrained, save_pretrained
+from nomax.conversion.report import ConversionError, Layer, Report
+from nomax.conversion.timm import timm_model
+
+__all__ = [
+    "ConversionError",
+    "Layer",
+    "Report",
+    "convert",
+    "from_pretrained",
+    "revert",
+    "save_pretrained",
+    "timm_model",
+]

@@ -1,0 +1,287 @@
+"""`convert` and `revert`: find a model's attention, give it φ, prove it by a forward pass, or leave all as it was."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nomax.conversion import multihead, transformers
+from nomax.conversion.apply import UNDO, Undo, apply, settle
+from nomax.conversion.discovery import Site, Sites, Watch
+from nomax.conversion.inputs import Inputs, NoInputs, given, made_up
+from nomax.conversion.report import ConversionError, Layer, Report
+from nomax.phi import ROW_MAPS, Phi
+
+# h of these does not vanish for low scores, so a mask of -100 hides nothing from them.
+_NOT_VANISHING = ("identity", "cube")
+
+Layers = int | str | Sequence[int | str]
+
+
+def convert(
+    model: nn.Module,
+    phi: str | Phi = "relu/L",
+    qk_norm: bool | None = None,
+    layers: Layers | None = None,
+    *,
+    inputs: Any = None,
+) -> Report:
+    """Change the attention of a model to φ, in place, and return what was changed and what was left.
+
+    The model may be of timm, transformers, torchvision or nomax, a layer of torch, or any model that calls
+    F.scaled_dot_product_attention or nn.MultiheadAttention. A forward pass before and one after prove that every
+    attention layer runs φ; if not, an error names the layers that do not and why, and the model is as it was.
+
+    phi: how scores become weights, e.g. "relu/L" (see `nomax.Phi`). A converted model can be converted again.
+    qk_norm: add a LayerNorm of queries and keys over the head dimension, which adds parameters to the model.
+    layers: convert only these: indices in the order of the forward pass, or patterns of names such as "blocks.[0-5].*".
+    inputs: for the forward pass: a tensor, a tuple, or a dictionary of named ones. Needed where nomax cannot make them
+        up, which the error tells.
+    """
+    phi = Phi.parse(phi)
+    _check(model)
+    arguments = _inputs(model, inputs)
+    undo = Undo()
+    try:
+        with _as_for_inference(model):
+            sites = _discover(model, arguments, undo)
+            chosen, left = _select(model, sites, layers)
+            report = _report(model, chosen, left, phi)
+            _check_sites(model, chosen, left, sites.unreached if layers is None else [], phi)
+            for site in chosen:
+                apply(site, phi, qk_norm, undo)
+            settle(model, chosen, left, undo)
+            _prove(model, arguments, chosen)
+    except BaseException:
+        undo()
+        raise
+    undo.stay(model)
+    return report
+
+
+def revert(model: nn.Module) -> None:
+    """Give a converted model its original attention back, bitwise; learned gains, shifts and norms of φ are lost."""
+    undone = False
+    for module in list(model.modules()):
+        steps: Undo | None = vars(module).pop(UNDO, None)
+        if steps is not None:
+            steps()
+            undone = True
+    if not undone:
+        raise ConversionError(
+            f"this {type(model).__name__} was not converted by nomax.convert, so nothing was reverted."
+        )
+
+
+def _check(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got a {type(model).__name__}.")
+    if isinstance(model, torch.jit.ScriptModule) or type(model).__name__ == "OptimizedModule":
+        raise ConversionError(
+            f"a {type(model).__name__} cannot be converted: convert the model first, then compile it."
+        )
+    devices = sorted({str(x.device) for x in (*model.parameters(), *model.buffers())})
+    if "meta" in devices or len({device.partition(":")[0] for device in devices}) > 1:
+        raise ConversionError(
+            f"the model's weights are on {' and '.join(devices)}, but the forward pass that proves a conversion needs "
+            "them on one kind of device (and not on meta). Load them all, or move them with model.to(device), first."
+        )
+
+
+def _inputs(model: nn.Module, inputs: Any) -> Inputs:
+    if inputs is not None:
+        return given(inputs)
+    try:
+        return made_up(model)
+    except NoInputs as error:
+        raise ConversionError(
+            f"nomax does not know what a {type(model).__name__} takes ({error}), so it cannot prove a conversion by a "
+            "forward pass. Pass inputs=…: a tensor, a tuple of arguments, or a dictionary of named ones."
+        ) from None
+
+
+@contextmanager
+def _as_for_inference(model: nn.Module) -> Iterator[None]:
+    """Run forward passes without gradients, dropout and other randomness, and leave no trace of them."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _forward(model: nn.Module, inputs: Inputs) -> list[Tensor]:
+    """Return all floating-point tensors in the output of the model."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # for models that draw numbers
+        out = model(*inputs[0], **inputs[1])
+    tensors: list[Tensor] = []
+
+    def collect(x: Any) -> None:
+        if isinstance(x, Tensor):
+            tensors.extend([x] if x.is_floating_point() and not x.is_nested else [])
+        elif isinstance(x, dict):
+            for part in x.values():
+                collect(part)
+        elif isinstance(x, tuple | list):
+            for part in x:
+                collect(part)
+
+    collect(out)
+    return tensors
+
+
+def _discover(model: nn.Module, inputs: Inputs, undo: Undo) -> Sites:
+    """Find all attention by a forward pass through every door that φ can enter by, still with softmax."""
+    configs = transformers.configs(model) if "transformers" in sys.modules else []
+    # timm's modules have two ways to the same result, and the other one has a softmax.
+    unfused = [module for module in model.modules() if getattr(module, "fused_attn", None) is False]
+    try:
+        original = _forward(model, inputs) if configs or unfused else None
+    except Exception as error:
+        raise ConversionError(
+            f"the forward pass of this {type(model).__name__} failed before anything was converted. Pass inputs=… that "
+            f"it takes. The error was: {type(error).__name__}: {error}"
+        ) from error
+    for module in unfused:
+        undo.set(module, "fused_attn", True)
+    if configs:
+        transformers.register()
+        for config in configs:
+            undo.set(config, "_attn_implementation_internal", transformers.NAME)
+    watch = Watch(model)
+    try:
+        transformers.watch = watch
+        with watch.watching():
+            through_our_door = _forward(model, inputs)
+    except Exception as error:
+        raise ConversionError(f"this {type(model).__name__} cannot be converted: {error}") from error
+    finally:
+        transformers.watch = None
+    watch.sites.unreached = watch.unreached()
+    if original is not None and not any(site.kind == "softmax" for site in watch.sites):
+        _compare(model, original, through_our_door)
+    return watch.sites
+
+
+def _compare(model: nn.Module, original: list[Tensor], ours: list[Tensor]) -> None:
+    """Raise unless softmax through our door gives what the model gave: if not, a mask went astray."""
+    for before, after in zip(original, ours, strict=True):
+        # Half precision rounds differently in other kernels, through all layers.
+        most = 1e-3 if before.dtype in (torch.float32, torch.float64) else 5e-2
+        scale = float(before.nan_to_num().abs().max()) if before.numel() else 0.0
+        difference = (before.float().nan_to_num() - after.float().nan_to_num()).abs()
+        if before.numel() and float(difference.max()) > most * max(scale, 1.0):
+            raise ConversionError(
+                f"this {type(model).__name__} computes something else with softmax in the place where φ would be, off "
+                f"by {float(difference.max()):.2g}: it treats attention implementations or their masks in its own way, "
+                "so it cannot be converted."
+            )
+
+
+def _select(model: nn.Module, sites: Sites, layers: Layers | None) -> tuple[list[Site], list[Site]]:
+    """Return the sites to convert, and the others."""
+    every = list(sites)
+    if not every:
+        unreached = f" Its forward pass did not reach {', '.join(sites.unreached)}." if sites.unreached else ""
+        raise ConversionError(
+            f"nothing was converted: the forward pass of this {type(model).__name__} computes no attention that nomax "
+            f"knows.{unreached}"
+        )
+    if layers is None:
+        return every, []
+    chosen: set[str] = set()
+    for wish in [layers] if isinstance(layers, int | str) else layers:
+        if isinstance(wish, int):
+            if not -len(every) <= wish < len(every):
+                raise ValueError(f"layers: there is no layer {wish}; the model has {len(every)}, counted from 0.")
+            chosen.add(every[wish].name)
+            continue
+        names = {site.name for site in every if fnmatchcase(site.name, wish)}
+        if not names:
+            shown = ", ".join(site.name for site in every[:12]) + (", …" if len(every) > 12 else "")
+            raise ValueError(f"layers: no attention layer matches {wish!r}. There are {shown}.")
+        chosen |= names
+    return [site for site in every if site.name in chosen], [site for site in every if site.name not in chosen]
+
+
+def _check_sites(model: nn.Module, chosen: list[Site], left: list[Site], unreached: list[str], phi: Phi) -> None:
+    """Raise if a site that was chosen cannot take φ, or if attention may be hidden from the forward pass."""
+    for site in chosen:
+        if isinstance(site.module, nn.MultiheadAttention) and site.kind == "multihead":
+            if not hasattr(type(site.module), "original_class"):
+                site.reason = multihead.unsupported(site.module)
+        elif site.kind == "nomax" and phi.activation in ROW_MAPS:
+            learned = [name for name in ("gain", "alpha", "shift") if getattr(site.module, name, None) is not None]
+            site.reason = f"it learns {' and '.join(learned)} of φ, which {phi} does not have" if learned else ""
+        if not site.reason and site.low_masks and phi.activation in _NOT_VANISHING:
+            site.reason = f"it hides keys by a mask of about -100, from which {phi.activation} does not vanish"
+        if not site.reason and site.head_dim is None and site.kind != "nomax":
+            site.reason = "its queries are not [batch, heads, positions, dimension]"
+    if refused := [site for site in chosen if site.reason]:
+        # Many layers of one kind have one reason.
+        by_reason: dict[tuple[str, str], list[str]] = {}
+        for site in refused:
+            by_reason.setdefault((type(site.module).__name__, site.reason), []).append(site.name)
+        lines = [
+            f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''} ({kind}): {reason}"
+            for (kind, reason), names in by_reason.items()
+        ]
+        possible = len(chosen) - len(refused)
+        raise ConversionError(
+            f"{len(refused)} of {len(chosen)} attention layers of this {type(model).__name__} cannot be converted to "
+            f"{phi}, so they would go on as they are:\n  " + "\n  ".join(lines)
+            + (f"\nlayers=… converts the other {possible} alone." if possible else "")
+        )  # fmt: skip
+    if unreached:
+        raise ConversionError(
+            f"the forward pass did not reach {', '.join(unreached[:6])}{', …' if unreached[6:] else ''}, so it cannot "
+            "be proved that they would run φ. Pass inputs=… that reach them, or name the layers to convert in layers=…."
+        )
+
+
+def _prove(model: nn.Module, inputs: Inputs, chosen: list[Site]) -> None:
+    """Raise unless φ is called as often as the original attention was."""
+    counts: dict[nn.Module, int] = {}
+    hooks = []
+    for site in chosen:
+        counted = site.module if site.kind == "nomax" else site.module.inner_attention
+        counts[counted] = 0  # type: ignore[index]
+        hooks.append(counted.register_forward_pre_hook(_count(counts)))  # type: ignore[union-attr]
+    try:
+        _forward(model, inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for site, count in zip(chosen, counts.values(), strict=True):
+        if count < site.calls:
+            raise ConversionError(
+                f"{site.name} ({type(site.module).__name__}) attended {site.calls} times, but called φ {count} times: "
+                "softmax would go on in it. It was not converted."
+            )
+
+
+def _count(counts: dict[nn.Module, int]) -> Callable[[nn.Module, Any], None]:
+    def hook(module: nn.Module, args: Any) -> None:
+        counts[module] += 1
+
+    return hook
+
+
+def _report(model: nn.Module, chosen: list[Site], left: list[Site], phi: Phi) -> Report:
+    def layer(site: Site, after: str, reason: str = "") -> Layer:
+        kind = type(site.module).__name__
+        return Layer(site.name, kind, site.kind, site.num_heads, site.phi, after, reason)
+
+    return Report(
+        type(model).__name__,
+        tuple(layer(site, str(phi)) for site in chosen),
+        tuple(layer(site, site.phi, site.reason or "not in layers=…") for site in left),
+    )

@@ -1,0 +1,214 @@
+"""Converted models on the disk: saved with their φ, and loaded with it, whichever library they are of.
+
+A folder holds config.json and safetensors. What config.json says under "nomax" is how the layers were converted.
+"""
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from nomax import __version__, _compat, models
+from nomax._files import read_json, write
+from nomax.conversion import transformers
+from nomax.conversion.apply import record, restore
+from nomax.nn import InnerAttention
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+KEY = transformers.CONFIG_KEY
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
+SETTINGS = "_timm_settings"  # what timm_model made a model with
+
+Library = Literal["nomax", "timm", "transformers"]
+
+
+def from_pretrained(name: str | Path, **options: Any) -> Any:
+    """Load a converted model, with its φ and in eval mode, from a folder, or by its id from the Hugging Face hub.
+
+    options: for transformers, those of its own from_pretrained, such as dtype; "class_name" chooses another class than
+    the one that was saved, such as "BertForMaskedLM".
+    """
+    folder = found(name)
+    settings = config_of(folder)
+    library = library_of(settings, folder)
+    if library == "nomax":
+        return models.load(folder, **options)
+    if KEY not in settings:
+        raise ValueError(
+            f"{folder} holds a model of {library} whose attention is softmax still: it was not saved after "
+            f"nomax.convert. Load it with {library} and call nomax.convert(model), or run: nomax convert {folder} "
+            "--phi relu/L --out CONVERTED"
+        )
+    model = load_original(folder, settings, **options)
+    _check_version(folder, settings[KEY])
+    restore(model, settings[KEY])
+    _load_learned(model, folder)
+    return model.eval()
+
+
+def save_pretrained(model: nn.Module, folder: str | Path, settings: Mapping[str, Any] | None = None) -> None:
+    """Save a model with its φ, so that nomax.from_pretrained loads it as it is.
+
+    settings: the arguments that made a model of timm, if they were others than its name: timm.create_model(name,
+    **settings). What nomax.timm_model made knows them.
+    """
+    folder = Path(folder)
+    if isinstance(model, models.ViT | models.ReLUFormer):
+        models.save(model, folder)
+    elif callable(save := getattr(model, "save_pretrained", None)):
+        save(folder)
+    elif type(model).__module__.startswith("timm."):
+        _save_timm(model, folder, dict(getattr(model, SETTINGS, {}) if settings is None else settings))
+    else:
+        raise TypeError(
+            f"a {type(model).__name__} has no config that could make it again. Save its weights with "
+            "safetensors.torch.save_model(model, file); to load them, make the model, nomax.convert it as before, and "
+            "call safetensors.torch.load_model(model, file)."
+        )
+
+
+def found(name: str | Path) -> Path:
+    """Return the folder of a model, from the disk or fetched from the hub."""
+    folder = Path(name)
+    if folder.is_dir():
+        return folder
+    return models.hub.download(str(name), files=["*.json", "*.safetensors", "*.txt", "*.model"])
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """Return what config.json says, if the folder has weights that are safe to load."""
+    if not (folder / CONFIG).is_file():
+        raise FileNotFoundError(f"{folder} has no {CONFIG}, so it is no folder of a model.")
+    settings = read_json(folder / CONFIG, "Save the model again, or fetch it again.")
+    if not isinstance(settings, dict):
+        raise ValueError(f"{folder / CONFIG} must hold a JSON object.")
+    if not any(folder.glob("*.safetensors")):
+        pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
+        if pickles:
+            raise ValueError(
+                f"{folder / pickles[0]} is a pickle, which can run any code when it is loaded, so nomax does not. If "
+                "you trust it, write it as safetensors once: tensors = torch.load(file, weights_only=True), then "
+                f'safetensors.torch.save_file(tensors, "{WEIGHTS}").'
+            )
+        raise FileNotFoundError(f"{folder} has no weights: there should be a {WEIGHTS}.")
+    return settings
+
+
+def library_of(settings: Mapping[str, Any], folder: Path) -> Library:
+    """Return which library can make the model of a config."""
+    if str(settings.get("model_type", "")).startswith("nomax-"):
+        return "nomax"
+    if "architecture" in settings:
+        return "timm"
+    if "model_type" in settings:
+        return "transformers"
+    raise ValueError(
+        f"{folder / CONFIG} is of none of nomax, timm and transformers: it has no model_type or architecture."
+    )
+
+
+def load_original(folder: Path, settings: Mapping[str, Any], **options: Any) -> Any:
+    """Load a model of timm or transformers, before its conversion."""
+    if library_of(settings, folder) == "timm":
+        arguments = dict(settings.get("model_args") or {})
+        if KEY in settings:
+            del arguments["attn_layer"]
+        model = _make_timm(settings, arguments)
+        stored = {name: x for name, x in load_file(folder / WEIGHTS).items() if ".inner_attention." not in name}
+        models.hub.fill(model, stored, str(folder / WEIGHTS))
+        setattr(model, SETTINGS, arguments)
+        return model
+    library = _compat.transformers()
+    transformers.register()  # the config of a converted model names it
+    name = options.pop("class_name", None) or next(iter(settings.get("architectures") or ()), "AutoModel")
+    model_class = getattr(library, name, None)
+    if model_class is None:
+        raise ValueError(
+            f"{folder / CONFIG} asks for the class {name}, which transformers {library.__version__} lacks."
+        )
+    verbosity = library.logging.get_verbosity()
+    if any(_learned_names(folder)):
+        library.logging.set_verbosity_error()  # it would warn of what it does not know, which is ours
+    try:
+        return model_class.from_pretrained(folder, use_safetensors=True, **options)
+    finally:
+        library.logging.set_verbosity(verbosity)
+
+
+def _check_version(folder: Path, description: Mapping[str, Any]) -> None:
+    def parts(version: str) -> list[int]:
+        return [int(number) for number in re.findall(r"\d+", version)]
+
+    version = str(description.get("version", ""))
+    if parts(version) > parts(__version__) or not {"layers", "left"} <= description.keys():
+        raise ValueError(
+            f"{folder / CONFIG} was written by nomax {version or '?'}, but this is {__version__}: install a newer "
+            "nomax to load it."
+        )
+
+
+def _learned_names(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the names of what converted layers have learned besides, with their files."""
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            yield from ((path, name) for name in file.keys() if ".inner_attention." in name)  # noqa: SIM118
+
+
+def _load_learned(model: nn.Module, folder: Path) -> None:
+    """Load gains, shifts and norms of converted layers."""
+    tensors: dict[str, Tensor] = {}
+    for path, name in _learned_names(folder):
+        with safe_open(path, "pt") as file:
+            tensors[name] = file.get_tensor(name)
+    for name, inner in model.named_modules():
+        if not isinstance(inner, InnerAttention):
+            continue
+        own = {key: tensors.pop(f"{name}.{key}", None) for key in ("gain", "shift")}
+        inner.add_gain_and_shift(own["gain"], own["shift"])
+        for norm in ("query_norm", "key_norm"):
+            if getattr(inner, norm) is not None:
+                getattr(inner, norm).weight.data.copy_(tensors.pop(f"{name}.{norm}.weight"))
+    if tensors:
+        raise ValueError(f"{folder} has weights for layers that are not converted: {', '.join(tensors)}.")
+
+
+def _make_timm(settings: Mapping[str, Any], arguments: Mapping[str, Any]) -> nn.Module:
+    arguments = dict(arguments)
+    if "num_classes" in settings:
+        arguments.setdefault("num_classes", settings["num_classes"])
+    model: nn.Module = _compat.timm().create_model(settings["architecture"], pretrained=False, **arguments)
+    return model
+
+
+def _save_timm(model: Any, folder: Path, arguments: dict[str, Any]) -> None:
+    """Save a model of timm in the layout that it reads from the hub."""
+    _compat.timm()
+    from timm.models import save_for_hf
+
+    described = record(model)
+    with tempfile.TemporaryDirectory(prefix="nomax-") as name:
+        scratch = Path(name)
+        save_for_hf(model, str(scratch), model_args=arguments, safe_serialization=True)
+        settings = json.loads((scratch / CONFIG).read_text())
+        shapes = {name: x.shape for name, x in model.state_dict().items() if ".inner_attention." not in name}
+        if {name: x.shape for name, x in _make_timm(settings, arguments).state_dict().items()} != shapes:
+            raise ValueError(
+                f"timm.create_model({settings['architecture']!r}, **{arguments}) makes another model than this. Pass "
+                "settings=…, the arguments that made it."
+            )
+        if described["layers"]:
+            # timm knows no attention of this name, so that nobody loads the model with softmax by mistake.
+            settings["model_args"] = {**arguments, "attn_layer": KEY}
+            settings[KEY] = described
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(scratch / WEIGHTS, folder / f".{WEIGHTS}.aside")
+        os.replace(folder / f".{WEIGHTS}.aside", folder / WEIGHTS)
+        write(folder / CONFIG, json.dumps(settings, indent=2) + "\n")

@@ -1,0 +1,47 @@
+"""Modules that call F.scaled_dot_product_attention: their class is swapped for one that calls φ instead.
+
+The original forward pass runs as it is (gates, norms, positions, masks); only that one function is another within it.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from nomax.conversion.discovery import SDPA
+
+
+class Instead(TorchFunctionMode):
+    """While it is active, `inner` answers calls of F.scaled_dot_product_attention."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.attend = inner
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is SDPA:
+            return self.attend(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+@cache
+def converted_class(original: type[nn.Module]) -> type[nn.Module]:
+    """Return a subclass whose forward pass has φ in the place of F.scaled_dot_product_attention."""
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with Instead(self.inner_attention):
+            return original.forward(self, *args, **kwargs)
+
+    members = {"forward": forward, "converted_kind": "sdpa", "original_class": original}
+    # The same name as before, as printed models and errors show it.
+    return type(original.__name__, (original,), {**members, "__module__": __name__, "__doc__": original.__doc__})
+
+
+def swap_back(module: nn.Module) -> None:
+    """Give a module its original class back, and drop its inner attention."""
+    module.__class__ = type(module).original_class  # type: ignore[attr-defined]
+    del module.inner_attention
