@@ -23,6 +23,7 @@ COMMANDS = {
         "nomax.train.text.command:Language",
         "train a causal language model, one φ or several side by side",
     ),
+    "convert": ("nomax.conversion.command", "give the model of a folder φ attention: transformers, timm, nomax"),
     "evaluate": ("nomax.evaluate.evaluate", "accuracy of image models, BLEU of translations, perplexity"),
     "predict": ("nomax.evaluate.predict", "predict the classes of image files"),
     "translate": ("nomax.evaluate.translate", "translate lines or documents from standard input"),

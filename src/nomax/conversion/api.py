@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -48,10 +49,16 @@ def convert(
     undo = Undo()
     try:
         with _as_for_inference(model):
-            sites = _discover(model, arguments, undo)
+            try:
+                sites = _discover(model, arguments, undo)
+            except Exception as error:
+                raise ConversionError(
+                    f"the forward pass of this {type(model).__name__}, before anything is converted, failed. Pass "
+                    f"inputs=… that it takes. The error was: {type(error).__name__}: {error}"
+                ) from error
             chosen, left = _select(model, sites, layers)
             report = _report(model, chosen, left, phi)
-            _check_sites(model, chosen, left, sites.unreached if layers is None else [], phi)
+            _check_sites(model, chosen, sites if layers is None else replace(sites, unreached=[]), phi)
             for site in chosen:
                 apply(site, phi, qk_norm, undo)
             settle(model, chosen, left, undo)
@@ -139,51 +146,61 @@ def _forward(model: nn.Module, inputs: Inputs) -> list[Tensor]:
 
 
 def _discover(model: nn.Module, inputs: Inputs, undo: Undo) -> Sites:
-    """Find all attention by a forward pass through every door that φ can enter by, still with softmax."""
+    """Find all attention by a forward pass through a door that φ can enter by, still with softmax."""
     configs = transformers.configs(model) if "transformers" in sys.modules else []
     # timm's modules have two ways to the same result, and the other one has a softmax.
     unfused = [module for module in model.modules() if getattr(module, "fused_attn", None) is False]
-    try:
-        original = _forward(model, inputs) if configs or unfused else None
-    except Exception as error:
-        raise ConversionError(
-            f"the forward pass of this {type(model).__name__} failed before anything was converted. Pass inputs=… that "
-            f"it takes. The error was: {type(error).__name__}: {error}"
-        ) from error
+    if not configs and not unfused:
+        return _watched(model, inputs, None)
+    original = _forward(model, inputs)
     for module in unfused:
         undo.set(module, "fused_attn", True)
-    if configs:
-        transformers.register()
-        for config in configs:
-            undo.set(config, "_attn_implementation_internal", transformers.NAME)
-    watch = Watch(model)
+    if not configs:
+        return _watched(model, inputs, original)
+
+    # transformers has an interface; some of its models call F.scaled_dot_product_attention instead of that.
+    transformers.register()
+    best: tuple[str, Sites] | None = None
+    for implementation in transformers.DOORS:
+        trial = Undo()
+        trial.set_all(configs, "_attn_implementation_internal", implementation)
+        try:
+            sites = _watched(model, inputs, original)
+        except Exception:  # the implementation is not one that this model can have
+            continue
+        finally:
+            trial()
+        perfect = not sites.problem and not any(site.reason for site in sites)
+        if best is None or perfect:
+            best = (implementation, sites)
+        if perfect:
+            break
+    if best is None:
+        return _watched(model, inputs, None)
+    undo.set_all(configs, "_attn_implementation_internal", best[0])
+    return best[1]
+
+
+def _watched(model: nn.Module, inputs: Inputs, original: list[Tensor] | None) -> Sites:
+    """Return the attention that a forward pass reaches, and compare its output with the original one."""
+    watch = transformers.watch = Watch(model)
     try:
-        transformers.watch = watch
         with watch.watching():
-            through_our_door = _forward(model, inputs)
-    except Exception as error:
-        raise ConversionError(f"this {type(model).__name__} cannot be converted: {error}") from error
+            out = _forward(model, inputs)
     finally:
         transformers.watch = None
-    watch.sites.unreached = watch.unreached()
-    if original is not None and not any(site.kind == "softmax" for site in watch.sites):
-        _compare(model, original, through_our_door)
-    return watch.sites
-
-
-def _compare(model: nn.Module, original: list[Tensor], ours: list[Tensor]) -> None:
-    """Raise unless softmax through our door gives what the model gave: if not, a mask went astray."""
-    for before, after in zip(original, ours, strict=True):
+    sites = watch.sites
+    sites.unreached = watch.unreached()
+    for before, after in zip(original or [], out if original else [], strict=True):
         # Half precision rounds differently in other kernels, through all layers.
         most = 1e-3 if before.dtype in (torch.float32, torch.float64) else 5e-2
-        scale = float(before.nan_to_num().abs().max()) if before.numel() else 0.0
-        difference = (before.float().nan_to_num() - after.float().nan_to_num()).abs()
-        if before.numel() and float(difference.max()) > most * max(scale, 1.0):
-            raise ConversionError(
-                f"this {type(model).__name__} computes something else with softmax in the place where φ would be, off "
-                f"by {float(difference.max()):.2g}: it treats attention implementations or their masks in its own way, "
-                "so it cannot be converted."
+        off = (before.float().nan_to_num() - after.float().nan_to_num()).abs()
+        if before.numel() and float(off.max()) > most * max(float(before.nan_to_num().abs().max()), 1.0):
+            sites.problem = (
+                f"with softmax in the place where φ would be, its output is off by {float(off.max()):.2g}: "
+                "it treats attention implementations or their masks in its own way"
             )
+    return sites
 
 
 def _select(model: nn.Module, sites: Sites, layers: Layers | None) -> tuple[list[Site], list[Site]]:
@@ -212,7 +229,7 @@ def _select(model: nn.Module, sites: Sites, layers: Layers | None) -> tuple[list
     return [site for site in every if site.name in chosen], [site for site in every if site.name not in chosen]
 
 
-def _check_sites(model: nn.Module, chosen: list[Site], left: list[Site], unreached: list[str], phi: Phi) -> None:
+def _check_sites(model: nn.Module, chosen: list[Site], sites: Sites, phi: Phi) -> None:
     """Raise if a site that was chosen cannot take φ, or if attention may be hidden from the forward pass."""
     for site in chosen:
         if isinstance(site.module, nn.MultiheadAttention) and site.kind == "multihead":
@@ -223,8 +240,6 @@ def _check_sites(model: nn.Module, chosen: list[Site], left: list[Site], unreach
             site.reason = f"it learns {' and '.join(learned)} of φ, which {phi} does not have" if learned else ""
         if not site.reason and site.low_masks and phi.activation in _NOT_VANISHING:
             site.reason = f"it hides keys by a mask of about -100, from which {phi.activation} does not vanish"
-        if not site.reason and site.head_dim is None and site.kind != "nomax":
-            site.reason = "its queries are not [batch, heads, positions, dimension]"
     if refused := [site for site in chosen if site.reason]:
         # Many layers of one kind have one reason.
         by_reason: dict[tuple[str, str], list[str]] = {}
@@ -240,7 +255,9 @@ def _check_sites(model: nn.Module, chosen: list[Site], left: list[Site], unreach
             f"{phi}, so they would go on as they are:\n  " + "\n  ".join(lines)
             + (f"\nlayers=… converts the other {possible} alone." if possible else "")
         )  # fmt: skip
-    if unreached:
+    if sites.problem:
+        raise ConversionError(f"this {type(model).__name__} cannot be converted: {sites.problem}.")
+    if unreached := sites.unreached:
         raise ConversionError(
             f"the forward pass did not reach {', '.join(unreached[:6])}{', …' if unreached[6:] else ''}, so it cannot "
             "be proved that they would run φ. Pass inputs=… that reach them, or name the layers to convert in layers=…."

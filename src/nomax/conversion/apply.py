@@ -1,7 +1,7 @@
 """Give attention layers φ, and remember how to take it back."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, cast
@@ -29,6 +29,11 @@ class Undo:
         """Set an attribute, and remember the former value."""
         self.steps.append((owner, name, getattr(owner, name, _ABSENT)))
         setattr(owner, name, value)
+
+    def set_all(self, owners: Iterable[Any], name: str, value: Any) -> None:
+        """Set an attribute of several objects."""
+        for owner in owners:
+            self.set(owner, name, value)
 
     def __call__(self) -> None:
         for owner, name, value in reversed(self.steps):
@@ -92,14 +97,16 @@ def settle(model: nn.Module, chosen: list[Site], left: list[Site], undo: Undo) -
         if hasattr(config, "phi") and type(model).__module__.startswith("nomax."):
             if left:
                 raise ConversionError(f"a {type(model).__name__} has one φ in all its layers: leave layers=None.")
-            undo.set(model, "config", replace(config, phi=str(chosen[0].phi)))  # type: ignore[type-var]
+            phi = Phi.parse(chosen[0].phi)
+            undo.set(model, "config", replace(config, phi=str(phi)))  # type: ignore[type-var]
+            if (gamma := getattr(config, "gamma", 1)) != 1:
+                undo.set_all([site.module for site in chosen], "phi", replace(phi, gain=phi.gain / gamma))
         return
     if "transformers" in sys.modules:
         for part in transformers.models(model):
             if (description := record(part))["layers"]:
                 undo.set(part.config, transformers.CONFIG_KEY, description)
-                # transformers reads this with the config, and does not know the name unless nomax has registered it.
-                undo.set(part.config, "attn_implementation", transformers.NAME)
+                undo.set(part.config, "attn_implementation", transformers.LOADER)
 
 
 def record(model: nn.Module) -> dict[str, Any]:
@@ -137,7 +144,7 @@ def restore(model: nn.Module, description: Mapping[str, Any]) -> None:
         chosen.append(site)
     left = [Site(name, modules[name], "interface") for name in description["left"] if name in modules]
     if "transformers" in sys.modules:
-        for config in transformers.configs(model):
-            undo.set(config, "_attn_implementation_internal", transformers.NAME)
+        name = transformers.implementation(description)
+        undo.set_all(transformers.configs(model), "_attn_implementation_internal", name)
     settle(model, chosen, left, undo)
     undo.stay(model)

@@ -29,10 +29,13 @@ SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
 _STILL_WEIGHTS = {
     "dropout", "to", "type", "float", "half", "bfloat16", "type_as", "reshape", "view", "flatten", "unflatten",
     "transpose", "permute", "contiguous", "masked_fill", "nan_to_num", "unsqueeze", "squeeze", "expand", "chunk",
-    "split", "unbind", "__getitem__", "mul", "__mul__", "sub", "__sub__", "div", "__truediv__", "where", "clone",
+    "split", "unbind", "__getitem__", "div", "__truediv__", "__itruediv__", "where", "clone",
     "cat", "movedim", "swapaxes",
 }  # fmt: skip
+# Of these, only if the result is as large as the weights.
+_STILL_WEIGHTS_IF_AS_LARGE = {"mul", "__mul__", "__imul__", "add", "__add__", "__iadd__", "sub", "__sub__"}
 _PRODUCTS = {"matmul", "__matmul__", "bmm", "baddbmm", "einsum", "linear", "addmm"}
+_FOLLOWED = _STILL_WEIGHTS | _STILL_WEIGHTS_IF_AS_LARGE | _PRODUCTS
 # A mask this low, but not the dtype's minimum, means "hidden" to softmax (Swin's is -100), though not to every φ.
 LOW, LOWEST = -50.0, -1e4
 _LOOKS_LIKE_ATTENTION = re.compile(r"Attention|Attn")
@@ -69,6 +72,8 @@ class Sites:
 
     of: dict[nn.Module, Site] = field(default_factory=dict)
     unreached: list[str] = field(default_factory=list)
+    problem: str = ""
+    """Why the model as a whole cannot be converted, if it cannot."""
 
     def __iter__(self) -> Iterator[Site]:
         return iter(self.of.values())
@@ -94,8 +99,8 @@ class Watch(TorchFunctionMode):
             site = self.sites.of[module] = Site(self.names[module], module, kind)
         if site.kind == kind:
             site.calls += 1
-            if query is not None and query.dim() == 4:
-                site.num_heads, site.head_dim = query.shape[1], query.shape[3]
+            if query is not None:  # the heads may also be part of the batch
+                site.num_heads, site.head_dim = query.shape[1] if query.dim() == 4 else None, query.shape[-1]
             if mask is not None and mask.is_floating_point():
                 site.low_masks |= bool(((mask < LOW) & (mask > LOWEST)).any())
         return site
@@ -119,11 +124,11 @@ class Watch(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if func in SOFTMAX:
             self._mark(out, self._owner())
-        elif self._weights and name in _STILL_WEIGHTS | _PRODUCTS and (marked := self._marked(args)) is not None:
+        elif self._weights and name in _FOLLOWED and (marked := self._marked(args)) is not None:
             weights, owner = marked
             if name in _PRODUCTS:
                 self.note(owner, "softmax").reason = "it computes a softmax itself, which cannot be replaced"
-            elif name not in ("mul", "__mul__") or out.shape == weights.shape:
+            elif name not in _STILL_WEIGHTS_IF_AS_LARGE or out.shape == weights.shape:
                 for part in out if isinstance(out, tuple | list) else (out,):
                     self._mark(part, owner)
         return out

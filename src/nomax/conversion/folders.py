@@ -47,8 +47,8 @@ def from_pretrained(name: str | Path, **options: Any) -> Any:
             f"nomax.convert. Load it with {library} and call nomax.convert(model), or run: nomax convert {folder} "
             "--phi relu/L --out CONVERTED"
         )
-    model = load_original(folder, settings, **options)
     _check_version(folder, settings[KEY])
+    model = load_original(folder, settings, **options)
     restore(model, settings[KEY])
     _load_learned(model, folder)
     return model.eval()
@@ -123,11 +123,14 @@ def load_original(folder: Path, settings: Mapping[str, Any], **options: Any) -> 
             del arguments["attn_layer"]
         model = _make_timm(settings, arguments)
         stored = {name: x for name, x in load_file(folder / WEIGHTS).items() if ".inner_attention." not in name}
-        models.hub.fill(model, stored, str(folder / WEIGHTS))
+        try:
+            model.load_state_dict(stored)
+        except RuntimeError as error:
+            raise ValueError(f"{folder / WEIGHTS} does not fit its {CONFIG}: {error}") from None
         setattr(model, SETTINGS, arguments)
         return model
     library = _compat.transformers()
-    transformers.register()  # the config of a converted model names it
+    transformers.register()
     name = options.pop("class_name", None) or next(iter(settings.get("architectures") or ()), "AutoModel")
     model_class = getattr(library, name, None)
     if model_class is None:
@@ -137,6 +140,8 @@ def load_original(folder: Path, settings: Mapping[str, Any], **options: Any) -> 
     verbosity = library.logging.get_verbosity()
     if any(_learned_names(folder)):
         library.logging.set_verbosity_error()  # it would warn of what it does not know, which is ours
+    if KEY in settings:
+        options["attn_implementation"] = transformers.implementation(settings[KEY])
     try:
         return model_class.from_pretrained(folder, use_safetensors=True, **options)
     finally:

@@ -84,14 +84,17 @@ def _for_transformers(model: Any, config: Any, normal: Any) -> dict[str, Tensor]
 def _for_nomax(model: nn.Module, config: Any, normal: Any) -> tuple[Tensor, ...]:
     if hasattr(config, "image"):
         return (normal(1, config.channels, *config.image),)
+    if hasattr(config, "encoder_layers"):
+        text = torch.arange(TOKENS).view(1, TOKENS) % config.vocabulary
+        return (text, text) if config.encoder_layers else (text,)
     raise NoInputs(f"it is a {type(model).__name__} of nomax")
 
 
 def _image_of_timm(model: Any) -> tuple[int, ...]:
     size = tuple(getattr(model, "pretrained_cfg", {}).get("input_size", (3, 224, 224)))
-    embed = getattr(model, "patch_embed", None)
-    channels = getattr(getattr(embed, "proj", None), "in_channels", size[0])
-    image = getattr(embed, "img_size", None) or size[1:]
+    channels = next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), size[0])
+    sizes = (getattr(module, "img_size", None) for module in model.modules())
+    image = next((size for size in sizes if size), size[1:])
     return (channels, *image) if isinstance(image, tuple | list) else (channels, image, image)
 
 

@@ -28,7 +28,9 @@ def unsupported(module: nn.MultiheadAttention) -> str:
 def converted_class(original: type[nn.MultiheadAttention]) -> type[nn.Module]:
     """Return a subclass whose forward pass has φ in the place of softmax."""
     members = {"forward": _forward, "converted_kind": "multihead", "original_class": original}
-    return type(original.__name__, (original,), {**members, "__module__": __name__, "__doc__": original.__doc__})
+    return type(
+        original.__name__, (original,), {**members, "__module__": original.__module__, "__doc__": original.__doc__}
+    )
 
 
 def _forward(

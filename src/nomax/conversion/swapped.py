@@ -5,12 +5,17 @@ The original forward pass runs as it is (gates, norms, positions, masks); only t
 
 from collections.abc import Callable
 from functools import cache
+from types import FunctionType
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from nomax.conversion.discovery import SDPA
+
+# Methods of tensors that are written in Python: torch.compile knows them as methods, but not as functions.
+_METHODS = {name for name, method in vars(Tensor).items() if isinstance(method, FunctionType)}
 
 
 class Instead(TorchFunctionMode):
@@ -23,9 +28,12 @@ class Instead(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        kwargs = kwargs or {}
         if func is SDPA:
-            return self.attend(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+            return self.attend(*args, **kwargs)
+        if torch.compiler.is_compiling() and func.__name__ in _METHODS:
+            return getattr(args[0], func.__name__)(*args[1:], **kwargs)
+        return func(*args, **kwargs)
 
 
 @cache
@@ -38,7 +46,9 @@ def converted_class(original: type[nn.Module]) -> type[nn.Module]:
 
     members = {"forward": forward, "converted_kind": "sdpa", "original_class": original}
     # The same name as before, as printed models and errors show it.
-    return type(original.__name__, (original,), {**members, "__module__": __name__, "__doc__": original.__doc__})
+    return type(
+        original.__name__, (original,), {**members, "__module__": original.__module__, "__doc__": original.__doc__}
+    )
 
 
 def swap_back(module: nn.Module) -> None:

@@ -3,7 +3,7 @@
 The attention function and the mask function are registered under one name: without the latter, masks would be lost.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,11 @@ from nomax.nn import InnerAttention
 from nomax.ops.problem import below
 
 NAME = "nomax"  # of the attention implementation
+DOORS = (NAME, "sdpa")  # implementations through which a model may reach φ
 CONFIG_KEY = "nomax"  # of what a config says about φ
+# The implementation that the config of a saved model names. transformers knows none of this name, so a plain
+# AutoModel.from_pretrained raises an error that shows it, instead of running softmax.
+LOADER = "nomax.from_pretrained"
 
 # What some models hand over to change the scores or the sum over them, and why φ cannot follow.
 REFUSED = {
@@ -51,11 +55,11 @@ def attend(
     **more: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attend for a module of transformers, from query [B, H, Lq, D] to [B, Lq, H, D]."""
-    for name, reason in REFUSED.items():
-        if more.get(name) is not None:
-            raise ValueError(f"{type(module).__name__} cannot have φ attention: {reason}.")
     if watch is not None and module in watch.names and getattr(module, "inner_attention", None) is None:
-        watch.note(module, "interface", query, attention_mask)
+        site = watch.note(module, "interface", query, attention_mask)
+        site.reason = next((reason for name, reason in REFUSED.items() if more.get(name) is not None), "")
+    elif reasons := [reason for name, reason in REFUSED.items() if more.get(name) is not None]:
+        raise ValueError(f"{type(module).__name__} cannot have φ attention: {reasons[0]}.")
     mask, causal, key, value = _mask(module, query, key, value, attention_mask, is_causal, position_bias)
     grouped = key.shape[1] != query.shape[1]
     inner = _inner(module)
@@ -169,3 +173,8 @@ def models(model: nn.Module) -> Iterator[Any]:
         if isinstance(module, base) and module not in inside:
             inside |= set(module.modules())
             yield module
+
+
+def implementation(description: Mapping[str, Any]) -> str:
+    """Return the attention implementation of a converted model: the door that its layers were converted by."""
+    return NAME if any(layer["kind"] == "interface" for layer in description["layers"].values()) else "sdpa"

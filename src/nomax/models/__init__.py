@@ -3,7 +3,7 @@
 from nomax.models.hub import load, save
 from nomax.models.reluformer import ReLUFormer, ReLUFormerConfig
 from nomax.models.vit import Preprocessing, ViT, ViTConfig
-from nomax.models.weights import from_big_vision, from_timm, timm_model
+from nomax.models.weights import from_big_vision, from_timm
 
 __all__ = [
     "Preprocessing",
@@ -15,5 +15,4 @@ __all__ = [
     "from_timm",
     "load",
     "save",
-    "timm_model",
 ]

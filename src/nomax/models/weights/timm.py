@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nomax import _compat
 from nomax.models.vit import SIZES, ViT, ViTConfig
 from nomax.models.weights.build import build, require
 from nomax.phi import Phi
@@ -50,15 +49,6 @@ ASSUMED = (
     "(block_fn=ResPostBlock); that norms are LayerNorm with an eps of 1e-6; that the activation is GELU; and that the "
     "mean excludes the class token (pool_include_prefix=False). from_timm(model) checks all of this."
 )
-
-
-def timm_model(name: str, **settings: Any) -> nn.Module:
-    """Call timm.create_model, even if torchvision was built for another torch.
-
-    There, `import timm` alone fails: "operator torchvision::nms does not exist".
-    """
-    model: nn.Module = _compat.timm().create_model(name, **settings)
-    return model
 
 
 def from_timm(
