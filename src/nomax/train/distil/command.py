@@ -1,0 +1,307 @@
+"""`nomax finetune`: calibrate a converted text model, distil it from its original, and tell what that brought.
+
+Everything that the command finds out goes to OUT/finetune.json as soon as it is known, and what it has learned to
+checkpoints beside it. So the same command goes on after a kill, and its result can be read without running it.
+"""
+
+import random
+import shlex
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+import tyro
+from rich import box
+from torch import Tensor, nn
+
+from nomax import __version__, _files
+from nomax.console import Console, Table
+from nomax.conversion.calibrate import LayerFit, calibrate, inner_attentions
+from nomax.phi import ROW_MAPS
+from nomax.train.console import Bar
+from nomax.train.distil import texts
+from nomax.train.distil.distillation import DistilConfig, Step, distil, sentence_error
+
+RESULT, CHECKPOINTS = "finetune.json", "checkpoints"
+ORIGINAL, CONVERTED, CALIBRATED, DISTILLED = "original", "converted", "calibrated", "distilled"
+HISTORY_EVERY = 10  # steps between those that the result keeps
+
+
+@dataclass(frozen=True)
+class Options:
+    """Bring a converted model back to its original: calibrate every head, then distil hidden states and outputs.
+
+    FOLDER is a sentence encoder that `nomax convert` has written: its weights are still the original's, so it is its
+    own teacher, with softmax. The data sets are split by document: it learns from their train splits, and is measured
+    on their test splits, by the cosine of its embeddings to the original's at about 15, 55 and 135 tokens.
+
+    The same command goes on where a killed one was. OUT/finetune.json has the table, the settings and every tenth step.
+    """
+
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+    """The converted model."""
+    data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME…")]
+    """Text to learn from: names (`nomax data list`), folders with train and test files, or JSONL files."""
+    out: Path | None = None
+    """Where the model goes, with finetune.json; FOLDER-finetuned if not given."""
+    teacher: Path | None = None
+    """The folder of the original, for a FOLDER that was trained since it was converted."""
+    pairs: str | None = None
+    """Pairs of texts that mean the same, to measure retrieval on, such as bible-kjv-en."""
+    language: str | None = None
+    """The language to learn from, of the two that the data sets have; English if not given."""
+    length: int = 256
+    """The longest texts, in tokens."""
+    batch_tokens: int = 2048
+    """Tokens in a batch, padding included."""
+    calibration: Literal["in turn", "at once", "none"] = "in turn"
+    """Fit gains and shifts layer by layer, or every layer on the original's inputs, or not at all."""
+    calibration_texts: int = 32
+    """Texts to fit them on."""
+    test_texts: int = 256
+    """Texts of each length to measure on."""
+    train_embeddings: bool = False
+    """Train the table of word embeddings, too."""
+    seed: int = 0
+    """Of the order of the texts."""
+    threads: int | None = None
+    """Threads of the CPU; all cores if not given."""
+    distil: DistilConfig = field(default_factory=DistilConfig)
+    """How to distil; --distil.steps 0 only calibrates."""
+
+
+def run(options: Options) -> int:
+    """Run the recipe, and return 0, or 2 if the options are wrong or something is missing."""
+    console = Console()
+    try:
+        if options.threads:
+            torch.set_num_threads(options.threads)
+        Recipe(options, console).run()
+    except (ValueError, OSError, ImportError) as error:
+        print(f"nomax finetune: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+class Recipe:
+    """One run of the recipe: its models, its texts and what is known so far."""
+
+    def __init__(self, options: Options, console: Console) -> None:
+        from transformers import AutoTokenizer
+
+        import nomax
+
+        self.options, self.console = options, console
+        self.out = options.out or options.folder.with_name(f"{options.folder.name}-finetuned")
+        if self.out.resolve() == options.folder.resolve():
+            raise ValueError(f"--out {self.out} is the model itself, which stays as it is: name another folder.")
+        self.settings = _settings(options)
+        self.result = self._known()
+        self.student: nn.Module = nomax.from_pretrained(options.folder)
+        self.teacher: nn.Module = nomax.from_pretrained(options.teacher or options.folder)
+        self.tokenizer = AutoTokenizer.from_pretrained(options.folder)
+        self._check()
+        _to_softmax(self.teacher)
+        read = partial(texts.documents, options.data, language=options.language, tokenizer=self.tokenizer)
+        self.train_documents = read(split="train")
+        self.tests = texts.test_pieces(read(split="test"), options.test_texts)
+        self.pairs = texts.pairs(options.pairs, "test", self.tokenizer) if options.pairs else None
+        self._targets: dict[int, Tensor] = {}
+
+    def run(self) -> None:
+        """Measure, calibrate, measure, distil, measure, save; what is known already is not done again."""
+        self._stage(ORIGINAL, self.teacher)
+        self._stage(CONVERTED, self.student)
+        if self.options.calibration != "none":
+            self._calibrate()
+            self._stage(CALIBRATED, self.student)
+        if self.options.distil.steps:
+            self._distil()
+            self._stage(DISTILLED, self.student)
+        self._save()
+        self.console.print(table(self.result))
+        self.console.print(f"The model and {RESULT} are in {self.out}.")
+
+    def _known(self) -> dict[str, Any]:
+        path = self.out / RESULT
+        if not path.exists():
+            if self.out.is_dir() and any(self.out.iterdir()):
+                raise FileExistsError(f"--out {self.out} holds something else already: name an empty or new folder.")
+            return {"settings": self.settings, "command": spelled(self.options), "nomax": __version__, "stages": {}}
+        known = _files.read_json(path, f"Remove {self.out} to begin again.")
+        if known.get("settings") != self.settings:
+            raise ValueError(
+                f"{path} has the results of another command: {known.get('command')}. Run that one to go on with it, or "
+                "name another folder with --out."
+            )
+        return dict(known)
+
+    def _check(self) -> None:
+        layers = inner_attentions(self.student).values()
+        if all(layer.phi.activation in ROW_MAPS for layer in layers):
+            raise ValueError(
+                f"{self.options.folder} is not converted: first run nomax convert {self.options.folder} --out OTHER."
+            )
+        if self.options.teacher is None and any(layer.gain is not None for layer in layers):
+            raise ValueError(
+                f"{self.options.folder} has learned gains, so its other weights may be trained too: name the original "
+                "with --teacher."
+            )
+
+    def _stage(self, name: str, model: nn.Module) -> None:
+        if name in self.result["stages"]:
+            return
+        self.console.print(f"measuring the {name} model …")
+        measured: dict[str, Any] = {}
+        for length, pieces in self.tests.items():
+            vectors = texts.embedded(model, pieces, self.tokenizer, self.options.length)
+            if length not in self._targets:
+                teacher = vectors if name == ORIGINAL else self._embedded_by_teacher(pieces)
+                self._targets[length] = teacher
+            cosines = (vectors * self._targets[length]).sum(-1)
+            measured[f"cosine at {length}"] = float(cosines.mean())
+        if self.pairs is not None:
+            sides = [texts.embedded(model, side, self.tokenizer, self.options.length) for side in self.pairs]
+            measured["retrieval"] = texts.retrieval(*sides)
+        self.result["stages"][name] = measured
+        self.result["tests"] = {str(length): len(pieces) for length, pieces in self.tests.items()}
+        if self.pairs is not None:
+            self.result["tests"]["pairs"] = len(self.pairs[0])
+        self._write()
+
+    def _embedded_by_teacher(self, pieces: list[texts.Piece]) -> Tensor:
+        return texts.embedded(self.teacher, pieces, self.tokenizer, self.options.length)
+
+    def _calibrate(self) -> None:
+        if fits := self.result.get("calibration"):
+            layers = inner_attentions(self.student)
+            for name, fit in fits["layers"].items():
+                layers[name].add_gain_and_shift(torch.tensor(fit["gain"]), torch.tensor(fit["shift"]))
+            return
+        generator = random.Random(f"{self.options.seed} calibration")
+        pieces = texts.cut(self.train_documents, self.options.length, generator)
+        chosen = generator.sample(pieces, min(self.options.calibration_texts, len(pieces)))
+        chosen.sort(key=lambda piece: piece.tokens)
+        batches = [
+            texts.encoded([piece.text for piece in group], self.tokenizer, self.options.length)
+            for group in texts.grouped(chosen, texts.MEASURED_TOKENS, self.options.length)
+        ]
+        begun = time.monotonic()
+        order: Any = self.options.calibration
+        with Bar("calibrating", len(inner_attentions(self.student)), "layers", self.console) as bar:
+            fitted = calibrate(
+                self.student, batches, order=order, progress=lambda done, _: bar.update(done, {"layers": done})
+            )
+        self.result["calibration"] = {
+            "seconds": time.monotonic() - begun,
+            "tokens": sum(int(batch["attention_mask"].sum()) for batch in batches),
+            "layers": {fit.name: _numbers(fit) for fit in fitted},
+        }
+        self._write()
+
+    def _distil(self) -> None:
+        if not self.options.train_embeddings:
+            for module in self.student.modules():
+                if isinstance(module, nn.Embedding):
+                    module.requires_grad_(False)
+        batches = texts.batches(
+            self.train_documents,
+            self.tokenizer,
+            tokens=self.options.batch_tokens,
+            longest=self.options.length,
+            seed=self.options.seed,
+        )
+        steps = self.options.distil.steps
+        with Bar("distilling", steps, "tokens", self.console) as bar:
+
+            def report(step: Step) -> None:
+                bar.update(step.step, {"loss": step.loss, "tokens": step.positions})
+
+            history = distil(
+                self.student,
+                self.teacher,
+                batches,
+                self.options.distil,
+                output_loss=sentence_error,
+                folder=self.out / CHECKPOINTS,
+                report=report,
+            )
+        self.result["distillation"] = {
+            "tokens": history[-1].positions,
+            "seconds": history[-1].seconds,
+            "steps": [_rounded(step) for step in history if step.step % HISTORY_EVERY == 0 or step.step == steps],
+        }
+
+    def _save(self) -> None:
+        self.student.eval().save_pretrained(self.out)  # type: ignore[operator]
+        self.tokenizer.save_pretrained(self.out)
+        self._write()
+        for path in sorted((self.out / CHECKPOINTS).glob("step-*")):
+            path.unlink()
+        if (self.out / CHECKPOINTS).is_dir():
+            (self.out / CHECKPOINTS).rmdir()
+
+    def _write(self) -> None:
+        _files.write_json(self.out / RESULT, self.result)
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    """Return the stages of a result as a table, as the command prints it."""
+    stages = result["stages"]
+    titles = list(next(iter(stages.values())))
+    made = Table(box=box.SIMPLE, show_edge=False, padding=(0, 1, 0, 0))
+    made.add_column("")
+    for title in titles:
+        made.add_column(title, justify="right", no_wrap=True)
+    for name, measured in stages.items():
+        made.add_row(name, *(_shown(title, measured[title]) for title in titles))
+    return made
+
+
+def _shown(title: str, value: float) -> str:
+    return f"{value:.2%}" if title == "retrieval" else f"{value:.4f}"
+
+
+def spelled(options: Options) -> str:
+    """Return the command that has these options, without those that are as usual."""
+    words = ["nomax", "finetune", str(options.folder), "--data", *options.data]
+    usual = Options(options.folder, options.data)
+    for prefix, given, default in (("--", options, usual), ("--distil.", options.distil, usual.distil)):
+        for name, value in vars(given).items():
+            if name in ("folder", "data", "distil", "threads") or value == getattr(default, name):
+                continue
+            option = f"{prefix}{name.replace('_', '-')}"
+            words += [option] if value is True else [option, str(value)]
+    return shlex.join(words)
+
+
+def _settings(options: Options) -> dict[str, Any]:
+    import json
+
+    settings = json.loads(_files.to_json(options))
+    for name in ("out", "threads"):
+        settings.pop(name)
+    return dict(settings)
+
+
+def _to_softmax(model: nn.Module) -> None:
+    """Turn a converted model into its original, for as long as it lives."""
+    from nomax.phi import SOFTMAX, Phi
+
+    for layer in inner_attentions(model).values():
+        layer.phi = Phi(SOFTMAX)
+        layer.gain = layer.shift = layer.query_norm = layer.key_norm = None
+    model.requires_grad_(False)
+
+
+def _numbers(fit: LayerFit) -> dict[str, list[float]]:
+    return {name: [float(f"{x:.7g}") for x in getattr(fit, name).tolist()] for name in ("gain", "shift", "error")}
+
+
+def _rounded(step: Step) -> dict[str, float]:
+    return {name: round(value, 5) for name, value in vars(step).items()}

@@ -1,0 +1,157 @@
+"""Text to distil on: pieces of documents from a few words to the longest, batches of similar lengths, tests."""
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nomax.data import text
+from nomax.train.distil.distillation import embeddings, first_tensor, padding_mask
+
+LENGTHS = (15, 55, 135)  # tokens of the pieces that embeddings are compared on
+WITHIN = 0.15  # by how much a piece may be shorter or longer than that
+WINDOW = 2048  # pieces that are sorted by length to share batches
+MEASURED_TOKENS = 8192  # in a batch without gradients
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A text, and how many tokens it has without special ones."""
+
+    text: str
+    tokens: int
+
+
+Segments = list[Piece]  # of one document, in their order
+
+
+def documents(names: Sequence[str], split: str, language: str | None, tokenizer: Any) -> list[Segments]:
+    """Read a split of data sets, one side of their pairs: `language`, or English, or the source."""
+    result: list[Segments] = []
+    for name in names:
+        corpus = text.load(name, split)
+        wanted = language or ("en" if "en" in corpus.languages else corpus.languages[0])
+        if wanted not in corpus.languages:
+            raise ValueError(f"--language {wanted}: {name} has {' and '.join(corpus.languages)}.")
+        side = corpus.languages.index(wanted)
+        for document in corpus.documents:
+            texts = [pair[side] for pair in document.pairs]
+            result.append([Piece(each, count) for each, count in zip(texts, _counts(texts, tokenizer), strict=True)])
+    return result
+
+
+def _counts(texts: list[str], tokenizer: Any) -> list[int]:
+    return [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]] if texts else []
+
+
+def joined(segments: Segments, most: int, start: int) -> tuple[Piece, int]:
+    """Join segments from `start` on while they have at most `most` tokens, but at least one; return the next start."""
+    end, tokens = start + 1, segments[start].tokens
+    while end < len(segments) and tokens + segments[end].tokens <= most:
+        tokens += segments[end].tokens
+        end += 1
+    return Piece(" ".join(piece.text for piece in segments[start:end]), tokens), end
+
+
+def cut(documents: Iterable[Segments], longest: int, generator: random.Random) -> list[Piece]:
+    """Cut documents into pieces of many lengths: single segments, and several in a row up to the longest."""
+    lengths = (1, 1, longest // 6, longest // 3, 2 * longest // 3, longest)
+    pieces = []
+    for segments in documents:
+        start = 0
+        while start < len(segments):
+            piece, start = joined(segments, generator.choice(lengths), start)
+            if piece.tokens > 2:
+                pieces.append(piece)
+    return pieces
+
+
+def grouped(pieces: Sequence[Piece], tokens: int, longest: int) -> Iterator[list[Piece]]:
+    """Group pieces, in their order, into batches that have at most so many tokens once they are padded."""
+    batch: list[Piece] = []
+    widest = 0
+    for piece in pieces:
+        width = min(piece.tokens + 2, longest)
+        if batch and max(widest, width) * (len(batch) + 1) > tokens:
+            yield batch
+            batch, widest = [], 0
+        batch.append(piece)
+        widest = max(widest, width)
+    if batch:
+        yield batch
+
+
+def batches(
+    documents: Sequence[Segments], tokenizer: Any, *, tokens: int, longest: int, seed: int
+) -> Iterator[dict[str, Tensor]]:
+    """Yield batches without end, the same for the same seed; each epoch cuts the documents elsewhere."""
+    epoch = 0
+    while True:
+        generator = random.Random(f"{seed} {epoch}")
+        pieces = cut(documents, longest, generator)
+        if not pieces:
+            raise ValueError("the documents hold no text to learn from.")
+        generator.shuffle(pieces)
+        groups = []
+        for start in range(0, len(pieces), WINDOW):
+            window = sorted(pieces[start : start + WINDOW], key=lambda piece: piece.tokens)
+            groups += list(grouped(window, tokens, longest))
+        generator.shuffle(groups)
+        for group in groups:
+            yield encoded([piece.text for piece in group], tokenizer, longest)
+        epoch += 1
+
+
+def encoded(texts: list[str], tokenizer: Any, longest: int) -> dict[str, Tensor]:
+    """Return the arguments of a model for some texts."""
+    return dict(tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt"))
+
+
+def test_pieces(documents: Sequence[Segments], count: int, special: int = 2) -> dict[int, list[Piece]]:
+    """Return up to `count` pieces of each of LENGTHS tokens, special ones included, spread over the documents."""
+    result = {}
+    for length in LENGTHS:
+        pieces = []
+        for segments in documents:
+            start = 0
+            while start < len(segments):
+                piece, start = joined(segments, round(length * (1 + WITHIN)) - special, start)
+                if abs(piece.tokens + special - length) <= WITHIN * length:
+                    pieces.append(piece)
+        random.Random(length).shuffle(pieces)
+        result[length] = pieces[:count]
+    return result
+
+
+def embedded(model: nn.Module, texts: Sequence[Piece], tokenizer: Any, longest: int) -> Tensor:
+    """Return the normalised embeddings of texts, in their order: the mean of the last hidden states."""
+    order = sorted(range(len(texts)), key=lambda index: texts[index].tokens)
+    parts = []
+    model.eval()
+    with torch.inference_mode():
+        for group in grouped([texts[index] for index in order], MEASURED_TOKENS, longest):
+            batch = encoded([piece.text for piece in group], tokenizer, longest)
+            parts.append(embeddings(first_tensor(model(**batch)), padding_mask(batch)))
+    vectors = nn.functional.normalize(torch.cat(parts), dim=-1)
+    return vectors[torch.tensor(order).argsort()]
+
+
+def pairs(name: str, split: str, tokenizer: Any) -> tuple[list[Piece], list[Piece]]:
+    """Return both sides of a data set's pairs, for retrieval."""
+    corpus = text.load(name, split)
+    sides = []
+    for side in (0, 1):
+        texts = [pair[side] for pair in corpus.pairs()]
+        sides.append([Piece(each, count) for each, count in zip(texts, _counts(texts, tokenizer), strict=True)])
+    return sides[0], sides[1]
+
+
+def retrieval(source: Tensor, target: Tensor) -> float:
+    """Return how often the nearest of all targets is a source's own, and the other way round, on average."""
+    own = torch.arange(len(source))
+    scores = source @ target.T
+    hits = [(scores.argmax(dim) == own).float().mean() for dim in (0, 1)]
+    return float(torch.stack(hits).mean())
