@@ -1,12 +1,13 @@
-"""LayerNorm and cross-entropy on the CPU kernels: PyTorch's functions and gradients, as exact or more so."""
+"""LayerNorm, dropout and cross-entropy on the CPU kernels: PyTorch's functions and gradients, as exact or more so."""
 
 import pytest
 import torch
 import torch.nn.functional as F
+from precision import assert_rounded
 from torch import Tensor
 
 from nomax.ops import build, cpu
-from nomax.ops.rowwise import cross_entropy, layer_norm
+from nomax.ops.rowwise import cross_entropy, dropout, layer_norm
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -131,3 +132,87 @@ def test_what_is_not_finite_stays_so() -> None:
 def test_a_label_that_is_no_class_is_refused() -> None:
     with pytest.raises(RuntimeError, match="the label 64 is none of the 64 classes"):
         cross_entropy(torch.zeros(100, 64), torch.full((100,), 64))
+
+
+def mixed(x: int) -> int:
+    x = (x ^ x >> 16) * 0x7FEB352D % 2**32
+    x = (x ^ x >> 15) * 0x846CA68B % 2**32
+    return x ^ x >> 16
+
+
+def coins(rows: int, width: int, share: float, seed: int) -> Tensor:
+    """Return True where a number is kept, by the hash in Python's integers."""
+    start = mixed(mixed(seed % 2**32) ^ seed >> 32)
+    kept = torch.empty(rows, width, dtype=torch.bool)
+    for row in range(rows):
+        first = mixed(start ^ row)
+        second = mixed(first ^ 0x9E3779B9)
+        for column in range(width):
+            bits = mixed((mixed(column ^ first) + second) % 2**32)
+            kept[row, column] = bits >= min(2**32 - 1, round(share * 2**32))
+    return kept
+
+
+@pytest.mark.usefixtures("every_instruction_set")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [7, 64, 257])
+def test_dropout_hashes_the_seed_and_the_place_of_each_number(dtype: torch.dtype, width: int) -> None:
+    rows = 4096 // width + 1
+    x, below = torch.randn(rows, width).to(dtype).requires_grad_(), torch.randn(rows, width, requires_grad=True)
+    grad = torch.randn(rows, width)
+    torch.manual_seed(3)
+    seed = int(torch.randint(2**63 - 1, ()))
+    factor = coins(rows, width, 0.3, seed).double() / 0.7
+    torch.manual_seed(3)
+    out = dropout(x, 0.3, below)
+    to_x, to_below = torch.autograd.grad(out, (x, below), grad)
+    assert (out.dtype, to_x.dtype) == (torch.float32, dtype)
+    assert_rounded(out, below.double() + factor * x.double(), 2)
+    assert_rounded(to_x, factor * grad.double(), 2)
+    assert torch.equal(to_below, grad)
+    torch.manual_seed(3)
+    assert_rounded(dropout(x, 0.3), factor * x.double(), 2)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_dropout_of_nothing_and_of_everything(share: float) -> None:
+    x, below = torch.randn(100, 64, requires_grad=True), torch.randn(100, 64)
+    out = dropout(x, share, below)
+    assert torch.equal(out, below + (1 - share) * x)
+    (grad,) = torch.autograd.grad(out.sum(), x)
+    assert torch.equal(grad, torch.full_like(x, 1 - share))
+
+
+def test_what_dropout_drops_may_be_nan_and_layouts_do_not_matter() -> None:
+    x = torch.randn(3, 40, 64)
+    torch.manual_seed(1)
+    plain = dropout(x, 0.5)
+    torch.manual_seed(1)
+    assert torch.equal(dropout(x.transpose(0, 1).contiguous().transpose(0, 1), 0.5), plain)
+    torch.manual_seed(1)
+    assert torch.equal(dropout(x.masked_fill(plain == 0, torch.nan), 0.5), plain)
+
+
+def test_dropout_has_second_derivatives_and_fresh_coins_at_each_call() -> None:
+    x = torch.randn(100, 64, requires_grad=True)
+    out = dropout(x, 0.5)
+    (slope,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+    (twice,) = torch.autograd.grad(slope.sum(), x)
+    assert torch.equal(twice, 8.0 * (out != 0))
+    assert not torch.equal(dropout(x, 0.5), out)
+
+
+def test_dropout_that_the_kernel_does_not_serve_is_pytorchs() -> None:
+    for x in (torch.randn(2, 8), torch.randn(1000, 8, dtype=torch.float64)):
+        torch.manual_seed(5)
+        ours = dropout(x, 0.4, x)
+        torch.manual_seed(5)
+        assert torch.equal(ours, x + F.dropout(x, 0.4))
+
+
+def test_dropout_compiles() -> None:
+    x = torch.randn(100, 64, requires_grad=True)
+    compiled = torch.compile(dropout, fullgraph=True, backend="aot_eager")
+    out = compiled(x, 0.5, x)
+    assert 0.4 < float((out == x).double().mean()) < 0.6
+    out.sum().backward()

@@ -20,7 +20,7 @@ from nomax._files import check_fields
 from nomax.models.hub import Pretrained
 from nomax.nn import RELUFORMER, Attention, KeyValueCache, Memory, Penalties, penalties
 from nomax.nn.attention import Learned
-from nomax.nn.layers import LayerNorm, linear
+from nomax.nn.layers import Dropout, LayerNorm, linear
 from nomax.phi import ACTIVATIONS, SOFTMAX, Phi
 
 MOST_LAYERS = 1000  # of the encoder and of the decoder: the deepest transformers so far; more is a mistake
@@ -197,7 +197,7 @@ class Layer(nn.Module):
         self.source_attention = Attention(dim, config.heads, context_dim=dim, **settings) if reads_source else None
         self.memory_norm = LayerNorm(dim)
         self.memory = Memory(dim, config.slots, phi=config.memory_phi, norm=config.memory_norm)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.post = config.norm == "post"
 
     def forward(self, x: Tensor, tally: Tally, own: View, source: View | None = None) -> Tensor:
@@ -209,9 +209,9 @@ class Layer(nn.Module):
 
     def _add(self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor]) -> Tensor:
         if self.post:
-            out: Tensor = norm(x + self.dropout(part(x)))
+            out: Tensor = norm(self.dropout(part(x), onto=x))
             return out
-        return x + self.dropout(part(norm(x)))
+        return self.dropout(part(norm(x)), onto=x)
 
 
 class ReLUFormer(Pretrained):
@@ -232,7 +232,7 @@ class ReLUFormer(Pretrained):
         nn.init.normal_(self.embedding.weight, std=1 / math.sqrt(config.dim))
         sinusoids = sines(config.max_length, config.dim) if config.positions == "sinusoidal" else None
         self.register_buffer("sinusoids", sinusoids, persistent=False)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.encoder = nn.ModuleList(Layer(config, reads_source=False) for _ in range(config.encoder_layers))
         self.decoder = nn.ModuleList(Layer(config, reads_source=translates) for _ in range(config.decoder_layers))
         pre = config.norm == "pre"  # then the residual stream has had no norm yet
@@ -338,7 +338,8 @@ class ReLUFormer(Pretrained):
         x = F.embedding(tokens, self.embedding.weight) * math.sqrt(self.config.dim)
         if self.sinusoids is not None:
             x = x + self.sinusoids[start:end]
-        return self.dropout(x)
+        embedded: Tensor = self.dropout(x)
+        return embedded
 
 
 def sines(length: int, dim: int) -> Tensor:

@@ -17,7 +17,7 @@ from nomax._files import check_fields, did_you_mean
 from nomax.models.hub import Pretrained
 from nomax.nn import Attention, Linear
 from nomax.nn.attention import Gate, Learned
-from nomax.nn.layers import LayerNorm, linear
+from nomax.nn.layers import Dropout, LayerNorm, linear
 from nomax.ops.rowwise import gelu
 from nomax.phi import Phi
 
@@ -236,7 +236,7 @@ class MLP(nn.Module):
         width, hidden = config.size.width, config.size.mlp
         self.up, self.down = Linear(width, hidden), Linear(hidden, width)
         self.approximate: Literal["tanh", "none"] = "tanh" if config.gelu == "tanh" else "none"
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         for layer in (self.up, self.down):
             nn.init.xavier_uniform_(layer.weight)
             nn.init.normal_(layer.bias, std=1e-6)
@@ -265,11 +265,11 @@ class Block(nn.Module):
         )
         self.mlp_norm = LayerNorm(width)
         self.mlp = MLP(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, note: Recorder, name: str) -> Tensor:
-        x = note(f"{name}/+sa", x + self.dropout(note(f"{name}/sa", self.attention(self.attention_norm(x)))))
-        return note(f"{name}/+mlp", x + self.dropout(note(f"{name}/mlp", self.mlp(self.mlp_norm(x)))))
+        x = note(f"{name}/+sa", self.dropout(note(f"{name}/sa", self.attention(self.attention_norm(x))), onto=x))
+        return note(f"{name}/+mlp", self.dropout(note(f"{name}/mlp", self.mlp(self.mlp_norm(x))), onto=x))
 
 
 class ViT(Pretrained):
@@ -290,7 +290,7 @@ class ViT(Pretrained):
         else:
             self.register_buffer("posemb", sincos2d(*config.grid, width), persistent=False)
         self.class_token = nn.Parameter(torch.zeros(1, 1, width)) if config.has_class_token else None
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(depth))
         self.norm = LayerNorm(width)
         self.pre_logits = Linear(width, rep_size) if rep_size else None

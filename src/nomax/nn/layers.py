@@ -1,4 +1,4 @@
-"""Layers that attention and the models share: linear layers, norms, and rotary positions."""
+"""Layers that attention and the models share: linear layers, norms, dropout, and rotary positions."""
 
 import math
 
@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nomax.ops.rowwise import layer_norm
+from nomax.ops.rowwise import dropout, layer_norm
 
 
 def _without_products() -> frozenset[torch.dtype]:
@@ -49,6 +49,18 @@ class LayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return layer_norm(x, self.weight, self.bias, self.eps)
+
+
+class Dropout(nn.Dropout):
+    """nn.Dropout, faster, and with `onto` the residual sum onto + dropout(x) in one pass."""
+
+    def __init__(self, p: float = 0.5) -> None:
+        super().__init__(p)
+
+    def forward(self, x: Tensor, onto: Tensor | None = None) -> Tensor:
+        if self.training and self.p:
+            return dropout(x, self.p, onto)
+        return x if onto is None else onto + x
 
 
 class GatedRMSNorm(nn.Module):

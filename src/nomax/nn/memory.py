@@ -218,6 +218,8 @@ def _at_once(x: Tensor, keys: Tensor, values: Tensor, activation: str, shift: fl
 
 
 def _weights(x: Tensor, keys: Tensor, activation: str, shift: float) -> Tensor:
+    if activation == "relu" and not shift:  # which rounds nothing, so half precision needs no float32 in between
+        return torch.relu_(x @ keys.T)
     scores = _scores(x, keys, shift)
     return scores.softmax(-1) if activation == SOFTMAX else ACTIVATIONS[activation].value(scores)
 

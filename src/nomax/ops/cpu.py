@@ -18,7 +18,7 @@ from nomax.ops.build import BuildError, library
 from nomax.ops.problem import Problem
 from nomax.phi import ACTIVATIONS, Phi
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # in the order of Type in csrc/problem.h
 SMALL = 4096  # numbers; below, the way to a kernel takes longer than the work of a layer
 CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
 
@@ -226,6 +226,9 @@ def _register() -> None:
     torch.library.register_fake("nomax::gelu", lambda x, bias, tanh: torch.empty_like(x))
     torch.library.register_fake("nomax::gelu_", lambda x, bias, tanh: None)
     torch.library.register_fake("nomax::gelu_backward", _shapes_gelu_backward)
+    torch.library.register_fake(
+        "nomax::dropout", lambda x, onto, share, seed, dtype: torch.empty_like(x, dtype=DTYPES[dtype])
+    )
     torch.library.register_fake("nomax::layer_norm", _shapes_norm)
     torch.library.register_fake("nomax::layer_norm_backward", _shapes_norm_backward)
     torch.library.register_fake(

@@ -1,4 +1,4 @@
-"""LayerNorm, GELU and cross-entropy on the CPU kernels: the same functions as PyTorch's, several times faster."""
+"""LayerNorm, GELU, dropout and cross-entropy on the CPU kernels: PyTorch's functions, several times faster."""
 
 from typing import Any, Literal
 
@@ -34,6 +34,22 @@ def gelu(
     else:
         out = torch.ops.nomax.gelu(rows, bias, tanh)
     return out.view(x.shape)
+
+
+def dropout(x: Tensor, share: float, onto: Tensor | None = None) -> Tensor:
+    """Compute F.dropout(x, share), or with `onto`, of the same shape, onto + F.dropout(x, share), in one pass.
+
+    Our kernel hashes a seed, drawn from PyTorch's generator, with the place of each number. So the backward pass tosses
+    the same coins again, and nothing is kept for it. They are not the coins of F.dropout, which takes over where the
+    kernel does not serve.
+    """
+    if not (cpu.serves(x) and (onto is None or (cpu.serves(onto) and onto.shape == x.shape))):
+        thinned = F.dropout(x, share)
+        return thinned if onto is None else onto + thinned
+    dtype = x.dtype if onto is None else torch.promote_types(x.dtype, onto.dtype)
+    seed = int(torch.randint(2**63 - 1, ()))
+    out: Tensor = _Dropout.apply(x, onto, share, seed, dtype)
+    return out
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
@@ -92,6 +108,21 @@ class _Gelu(torch.autograd.Function):
             return slope, slope.sum(0, dtype=bias.dtype) if bias_wanted else None, None
         slope, total = torch.ops.nomax.gelu_backward(grad.contiguous(), x, bias, ctx.tanh, bias_wanted)
         return slope, total if bias_wanted else None, None
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, onto: Tensor | None, share: float, seed: int, dtype: torch.dtype) -> Tensor:
+        ctx.share, ctx.seed, ctx.dtype, ctx.onto_dtype = share, seed, x.dtype, None if onto is None else onto.dtype
+        rows, below = (None if y is None else y.contiguous().view(-1, x.shape[-1]) for y in (x, onto))
+        out: Tensor = torch.ops.nomax.dropout(rows, below, share, seed, cpu.DTYPES.index(dtype))
+        return out.view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        to_onto = grad.to(ctx.onto_dtype) if ctx.needs_input_grad[1] else None
+        to_x = _Dropout.apply(grad, None, ctx.share, ctx.seed, ctx.dtype) if ctx.needs_input_grad[0] else None
+        return to_x, to_onto, None, None, None
 
 
 class _LayerNorm(torch.autograd.Function):

@@ -263,6 +263,30 @@ std::string check_gelu(Type type, bool tanh, bool with_bias, int64_t rows, int64
   return "";
 }
 
+// A quarter dropped, and the rest added to float32, cut into two tasks.
+std::string check_dropout(Type type, bool with_onto, int64_t width) {
+  const int64_t rows = 5;
+  Dense x(Shape{1, 1, rows, width}), onto(x.shape);
+  Totals want(size_t(rows), width);
+  const uint64_t start = mix(mix(SEED & 0xffffffff) ^ SEED >> 32);
+  for (int64_t i = 0; i < rows * width; i++) {
+    const size_t place = size_t(i);
+    x.values[place] = double((i * 37) % 129 - 64) / 8;
+    onto.values[place] = double(i % 9 - 4) / 4;
+    const uint64_t row = mix(start ^ uint64_t(i / width));
+    const uint64_t bits = mix((mix(uint64_t(i % width) ^ row) + mix(row ^ 0x9e3779b9)) & 0xffffffff);
+    want.value[place] = (with_onto ? onto.values[place] : 0) + (bits >= uint64_t(1) << 30 ? x.values[place] / 0.75 : 0);
+    want.size[place] = 16;
+  }
+  const Tensor in(x, type, Layout::contiguous), below(onto, Type::float32, Layout::contiguous);
+  Tensor out(x.shape, type, Layout::contiguous);
+  const Thinning d{in.memory.data(), with_onto ? below.memory.data() : nullptr, type, Type::float32, type,
+                   out.memory.data(), width, 0.25, SEED};
+  kernel.dropout(d, {0, 0, 0, 2, nullptr});
+  kernel.dropout(d, {0, 0, 2, rows - 2, nullptr});
+  return out.difference("dropout", want, FLOAT_SLACK);
+}
+
 // Rows of [3, 2, width] that lie apart from each other; and so do those of the gradient.
 std::string check_norm(Type type, bool with_bias, int64_t width) {
   constexpr int64_t OUTER = 3, INNER = 2, ROWS = OUTER * INNER;
@@ -387,7 +411,8 @@ int main(int count, char** arguments) {
   for (Type type : {Type::float32, Type::bfloat16, Type::float16})
     for (const int64_t width : {1, 7, 16, 32, 64, 128, 257})
       for (const bool second : {false, true})
-        for (const std::string& wrong : {check_norm(type, second, width), check_entropy(type, second ? 0.1 : 0, width)}) {
+        for (const std::string& wrong : {check_norm(type, second, width), check_entropy(type, second ? 0.1 : 0, width),
+                                         check_dropout(type, second, width)}) {
           (wrong.empty() ? passed : failed)++;
           if (!wrong.empty()) std::printf("rows of %d (%s): %s\n", int(width), type_names[int(type)], wrong.c_str());
         }

@@ -280,7 +280,7 @@ template <class Element> static bool try_backward(const Problem& p, const Task& 
   const Keys keys(p, s, first_head, group, memory.keys);
   const Source key_source = source(p.key, s.batch, task.head, s.key, keys.index);
   const Source value_source = source(p.value, s.batch, task.head, s.key, keys.index);
-  const Dropout dropout(p);
+  const Dropout dropout(p.dropout);
   memory.tile.careful = careful;
   bool mixed = false;
   Vec zeros{};
@@ -360,7 +360,7 @@ template <class Element> static void bias_gradient(const Problem& p, const Task&
   float* to = p.grad_bias + (task.sequence * shape[1] + task.head) * shape[2] * shape[3];
   const int64_t first_row = by_row ? task.first : 0, last_row = by_row ? task.first + task.count : p.queries;
   const int64_t first_key = by_row ? 0 : task.first, last_key = by_row || !by_key ? p.keys : task.first + task.count;
-  const Dropout dropout(p);
+  const Dropout dropout(p.dropout);
 
   for (int64_t from = first_key; from < last_key; from += GRADIENT_KEYS) {
     const int64_t width = least(GRADIENT_KEYS, last_key - from);

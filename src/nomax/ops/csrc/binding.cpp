@@ -508,6 +508,24 @@ std::tuple<Tensor, Tensor> gelu_backward(Tensor grad, Tensor x, Optional bias, b
 
 void gelu_in_place(Tensor x, Optional bias, bool tanh) { gelu_into(x, nullptr, bias, x, tanh); }
 
+ScalarType scalar_type(int64_t type) {
+  STD_TORCH_CHECK(type >= 0 && type <= int64_t(Type::float16), "nomax: unknown type ", type);
+  return type == int64_t(Type::float32) ? ScalarType::Float : type == int64_t(Type::bfloat16) ? ScalarType::BFloat16 : ScalarType::Half;
+}
+
+// type: of the result, as in problem.h.
+Tensor dropout(Tensor x, Optional onto, double share, int64_t seed, int64_t type) {
+  STD_TORCH_CHECK(x.is_cpu() && x.dim() == 2 && x.is_contiguous(), "nomax: dropout takes contiguous rows on the CPU");
+  STD_TORCH_CHECK(!onto || (onto->is_cpu() && onto->dim() == 2 && onto->is_contiguous() && onto->size(0) == x.size(0) &&
+                            onto->size(1) == x.size(1)), "nomax: the rows to add dropout's to do not fit");
+  Tensor out = empty("the result of dropout", {x.size(0), x.size(1)}, {0, 1}, scalar_type(type));
+  const Thinning d{x.data_ptr(), onto ? onto->data_ptr() : nullptr, type_of(x, "x"), onto ? type_of(*onto, "onto") : Type::float32,
+                   Type(type), out.data_ptr(), x.size(1), share, uint64_t(seed)};
+  const Kernel& k = kernel();
+  run(row_tasks(x.size(1) ? x.size(0) : 0, x.size(1)), 0, 8.0 * double(x.numel()), [&](const Task& task, void*) { k.dropout(d, task); });
+  return out;
+}
+
 // A row of parameters, filled up to whole vectors.
 void fill_row(std::vector<float>& to, const Tensor& from, int64_t width, const char* name) {
   STD_TORCH_CHECK(from.is_cpu() && from.is_contiguous() && from.numel() == width && from.scalar_type() == ScalarType::Float,
@@ -634,6 +652,7 @@ STABLE_TORCH_LIBRARY(nomax, m) {
   m.def("gelu(Tensor x, Tensor? bias, bool tanh) -> Tensor");
   m.def("gelu_(Tensor(a!) x, Tensor? bias, bool tanh) -> ()");
   m.def("gelu_backward(Tensor grad, Tensor x, Tensor? bias, bool tanh, bool bias_wanted) -> (Tensor, Tensor)");
+  m.def("dropout(Tensor x, Tensor? onto, float share, int seed, int type) -> Tensor");
   m.def("layer_norm(Tensor x, Tensor weight, Tensor? bias, float eps) -> (Tensor, Tensor)");
   m.def("layer_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor? bias, Tensor statistics) -> (Tensor, Tensor, Tensor)");
   m.def("cross_entropy(Tensor logits, Tensor labels, float smoothing) -> Tensor");
@@ -651,6 +670,7 @@ STABLE_TORCH_LIBRARY_IMPL(nomax, CPU, m) {
   m.impl("gelu", TORCH_BOX(&nomax::gelu));
   m.impl("gelu_", TORCH_BOX(&nomax::gelu_in_place));
   m.impl("gelu_backward", TORCH_BOX(&nomax::gelu_backward));
+  m.impl("dropout", TORCH_BOX(&nomax::dropout));
   m.impl("layer_norm", TORCH_BOX(&nomax::layer_norm));
   m.impl("layer_norm_backward", TORCH_BOX(&nomax::layer_norm_backward));
   m.impl("cross_entropy", TORCH_BOX(&nomax::cross_entropy));

@@ -151,7 +151,7 @@ template <class Element> static bool try_forward(const Problem& p, const Task& t
                              (!keys.mask_by_row || p.mask.type == Type::boolean);
   const bool bare = p.activation == Activation::relu && p.scale > 0 && nothing_added && !p.row_sum;
   const bool fused = bare && !keys.mask_by_row && p.dropout == 0;
-  Weighing<Element> weighing{p, keys, Dropout(p), bare ? 1.0f : p.scale, nullptr, 0, 0, memory.scores, nullptr, 0,
+  Weighing<Element> weighing{p, keys, Dropout(p.dropout), bare ? 1.0f : p.scale, nullptr, 0, 0, memory.scores, nullptr, 0,
                              memory.weights, nullptr, nullptr};
   if (keys.mask_by_row) weighing.bias = memory.bias, weighing.bias_stride = KEY_BLOCK;
   const auto weigh = with_activation<Weigh<Element>::template With>(p.activation);

@@ -2,6 +2,7 @@
 // used here, so that no inline function compiled for a newer CPU can end up being called on an older one.
 #include "backward.h"
 #include "cross_entropy.h"
+#include "dropout.h"
 #include "forward.h"
 #include "gelu.h"
 #include "layer_norm.h"
@@ -43,6 +44,7 @@ extern const Kernel NOMAX_NAME(NOMAX_ISA);
 const Kernel NOMAX_NAME(NOMAX_ISA) = {
     NOMAX_STRING(NOMAX_ISA), width, forward_bytes, forward,      backward_bytes, backward,
     reduce_query_gradient,   bias_bytes, bias,     linear_bytes, linear_keys,    linear_queries,
-    norm_forward,            norm_backward, entropy_forward, entropy_backward, gelu};
+    norm_forward,            norm_backward, entropy_forward, entropy_backward, gelu,
+    dropout};
 
 }  // namespace nomax

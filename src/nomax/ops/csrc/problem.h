@@ -71,6 +71,16 @@ struct Elements {
   bool tanh;
 };
 
+// Dropout of contiguous rows: onto + x/(1 - share) where the coin says keep.
+struct Thinning {
+  const void *x, *onto;        // onto: null for none
+  Type type, onto_type, out_type;
+  void* out;
+  int64_t width;               // of a row
+  double share;
+  uint64_t seed;
+};
+
 // LayerNorm of rows [outer, inner, width], whose numbers lie next to each other; results are dense.
 constexpr int64_t MOST_NORMED = 4096;      // the widest row
 struct Norm {
@@ -117,6 +127,7 @@ struct Kernel {
   void (*entropy_forward)(const CrossEntropy&, const Task&);
   void (*entropy_backward)(const CrossEntropy&, const Task&);
   void (*gelu)(const Elements&, const Task&);      // of some rows; adds the gradient's to task.partial, if there
+  void (*dropout)(const Thinning&, const Task&);
 };
 
 extern const Kernel kernel_portable, kernel_avx2, kernel_avx512, kernel_avx512_bf16;

@@ -57,10 +57,10 @@ struct Dropout {
   uint32_t threshold;
   float factor;
 
-  explicit Dropout(const Problem& p) {
-    double bound = __builtin_rint(p.dropout * 4294967296.0);
+  explicit Dropout(double share) {
+    double bound = __builtin_rint(share * 4294967296.0);
     threshold = bound >= 4294967295.0 ? 0xffffffffu : uint32_t(bound);
-    factor = p.dropout < 1 ? float(1 / (1 - p.dropout)) : 0;
+    factor = share < 1 ? float(1 / (1 - share)) : 0;
   }
 
   NOMAX_INLINE Int kept(const Dropout& d, const Row& r, Int key) {
