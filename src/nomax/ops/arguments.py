@@ -31,7 +31,7 @@ def canonical(
     """
     _check_numbers(dropout, scale)
     query, key, value, leading = _canonical_tensors(query, key, value, enable_gqa)
-    mask, diagonal = _canonical_mask(attn_mask, is_causal, query, key, leading)
+    mask, diagonal = canonical_mask(attn_mask, is_causal, query, key, leading)
     problem = Problem(
         query=query,
         key=key,
@@ -157,7 +157,7 @@ def _canonical_tensors(
     return query, key, value, None if len(leading) == 2 else leading
 
 
-def _canonical_mask(
+def canonical_mask(
     attn_mask: Tensor | None, is_causal: bool, query: Tensor, key: Tensor, leading: tuple[int, ...] | None
 ) -> tuple[Tensor | None, int | None]:
     """Check the mask, and return it in canonical form, with its diagonal if it is causal (i sees j <= i + diagonal)."""

@@ -3,6 +3,7 @@
 import warnings
 from dataclasses import dataclass, replace
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,23 +49,52 @@ def run(phi: Phi, problem: Problem, backend: str | None) -> tuple[Tensor, Rows |
         )
     if problem.activation in ROW_MAPS:
         return row_maps.attend(problem)
-    chosen = choose(backend, problem)
-    if backend is None and chosen == "reference" and not (problem.query.is_cpu or problem.query.is_meta):
+    if backend is None and not (problem.query.is_cpu or problem.query.is_meta) and choose(None, problem) == "reference":
         _warn_of_matrix(problem)
     problem = length.scaled(phi, problem)
     if problem.dropout > 0:
         # Drawn from PyTorch's CPU generator whatever the device, so that torch.manual_seed fixes it on every backend.
         problem = replace(problem, seed=torch.randint(2**63 - 1, (), device="cpu"))
+    out, row_sum, row_log = attend(problem, backend)
+    if not problem.rows:
+        return out, None
+    return out, from_sums(row_sum, row_log, problem.gain if problem.row_gain is None else problem.row_gain)
+
+
+def attend(problem: Problem, backend: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Run a problem that has its factors, and return its outputs and, if problem.rows, each row's two sums."""
+    out: tuple[Tensor, Tensor, Tensor]
     try:
-        out, row_sum, row_log = BACKENDS[chosen].attend(problem)
+        out = BACKENDS[choose(backend, problem)].attend(problem)
     except BuildError as error:
         if backend is not None:
             raise
         _warn_once(error)
-        out, row_sum, row_log = reference.attend(problem)
-    if not problem.rows:
-        return out, None
-    return out, from_sums(row_sum, row_log, problem.gain if problem.row_gain is None else problem.row_gain)
+        out = reference.attend(problem)
+    return out
+
+
+def gradients(
+    problem: Problem,
+    grad: Tensor,
+    grad_sums: tuple[Tensor, Tensor] | None = None,
+    *,
+    bias_wanted: bool = False,
+    backend: str | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return the gradients of query, key, value and, if wanted, a float mask: for schedules, which add up parts.
+
+    grad, grad_sums: the gradients of what `attend` returns, and problem.rows says whether there are sums.
+    """
+    if choose(backend, problem) == "cpu" and cpu.has_gradients(problem):
+        return cpu.gradients(problem, grad, grad_sums, bias_wanted)
+    names = ("query", "key", "value", *(("mask",) if bias_wanted else ()))
+    with torch.enable_grad():
+        leaves: dict[str, Any] = {name: getattr(problem, name).detach().requires_grad_() for name in names}
+        out, *sums = attend(replace(problem, **leaves), backend)
+        results, grads = ([out], [grad]) if grad_sums is None else ([out, *sums], [grad, *grad_sums])
+        query, key, value, *mask = torch.autograd.grad(results, list(leaves.values()), grads, materialize_grads=True)
+    return query, key, value, mask[0] if mask else None
 
 
 def choose(backend: str | None, problem: Problem) -> str:
@@ -238,5 +268,5 @@ def _warn_once(error: BuildError) -> None:
             f"{error}\nUntil then nomax runs on its reference backend: correct, but slow, and with the whole matrix of "
             "weights in memory.",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=5,
         )

@@ -77,6 +77,24 @@ def attend(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     return (out, *statistics.unbind(0)) if problem.rows else (out, statistics, statistics)
 
 
+def has_gradients(problem: Problem) -> bool:
+    """Return whether `gradients` serves this problem: not where it is packed, nor linear."""
+    return problem.query_offsets is None and not _is_linear(problem) and _can_load()
+
+
+def gradients(
+    problem: Problem, grad: Tensor, grad_sums: tuple[Tensor, Tensor] | None, bias_wanted: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return the gradients of query, key, value and, if wanted, a float mask from those of what `attend` returns."""
+    query, key, value, bias = attend_gradients(
+        grad, None if grad_sums is None else torch.stack(grad_sums),
+        problem.query, problem.key, problem.value, problem.mask, problem.row_gain, problem.row_shift, problem.seed,
+        None, None, CODES[problem.activation], problem.scale, problem.gain, problem.shift, problem.diagonal,
+        problem.dropout, bias_wanted,
+    )  # fmt: skip
+    return query, key, value, bias if bias_wanted else None
+
+
 def _is_linear(problem: Problem) -> bool:
     """Return whether the weights are the scores themselves, so that q(kᵀv) spares all of them."""
     return (

@@ -50,7 +50,7 @@ def scaled(phi: Phi, problem: Problem, length: int | Tensor | None = None) -> Pr
     shift = 0.0 if phi.shift == MINUS_LOG_L else phi.shift
     if phi.alpha == 0 and phi.shift != MINUS_LOG_L:
         return replace(problem, gain=phi.gain, shift=shift)
-    n = _of(phi, problem) if length is None else length
+    n = of(phi, problem) if length is None else length
     if type(n) is int and not torch.compiler.is_compiling():
         gain, shift = _factors(phi, n)
         return replace(problem, gain=gain, shift=shift)
@@ -82,7 +82,7 @@ def in_words(phi: Phi, problem: Problem) -> str:
     return f"j runs over {keys}; L = {_unmasked(phi, problem.key.shape[2])}, {which}"
 
 
-def _of(phi: Phi, problem: Problem) -> int | Tensor:
+def of(phi: Phi, problem: Problem) -> int | Tensor:
     """Return L: one number, or a floating-point tensor with dimensions 1 or those of [B, H, Lq]."""
     if phi.length == "visible":
         return _visible(problem)

@@ -1,0 +1,242 @@
+"""Cases of sequence-parallel attention, each compared on every rank with `nomax.attention` of the whole."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from precision import assert_precise
+from torch import Tensor
+
+import nomax
+from nomax.parallel import Layout, attention, gather, split, total
+
+B, HEADS, LENGTH, D, DV = 2, 4, 22, 8, 6
+SCHEDULES = ("ring", "reduce")
+EQUAL = 1e-6  # of the largest number: some ten roundings of float32
+
+
+def tensors(queries=LENGTH, keys=LENGTH, key_heads=HEADS, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(queries * 100 + keys)
+    shapes = [(B, HEADS, queries, D), (B, key_heads, keys, D), (B, key_heads, keys, DV)]
+    return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+
+
+def uneven(length: int, ranks: int) -> Layout:
+    """Give the first rank nothing (if there is another), and the last the most."""
+    sizes = [0] + [1 + rank for rank in range(ranks - 2)]
+    return Layout.sized([*sizes, length - sum(sizes)] if ranks > 1 else [length])
+
+
+def local_mask(mask, layout, rank):
+    return mask if mask is None or mask.shape[-2] == 1 else layout.local(mask, rank, -2)
+
+
+def compare(mesh, schedule, *, queries=LENGTH, keys=LENGTH, make=Layout.contiguous, told=True, **settings):
+    """Compare outputs, rows and gradients with those of one process."""
+    mask, rows = settings.pop("attn_mask", None), settings.pop("return_rows", False)
+    key_heads = settings.pop("key_heads", HEADS)
+    settings.setdefault("phi", "relu/L^0.5")
+    rank, ranks = mesh.get_local_rank(), mesh.size()
+    layout, key_layout = make(queries, ranks), make(keys, ranks)
+    whole = tensors(queries, keys, key_heads)
+    whole_mask = mask
+    if mask is not None and mask.dtype.is_floating_point:
+        whole_mask = mask.clone().requires_grad_()
+
+    torch.manual_seed(7)
+    expected = nomax.attention(*whole, whole_mask, return_rows=rows, **settings)
+    expected = (expected[0], *expected[1]) if rows else (expected,)
+    weights = [torch.randn(x.shape, generator=torch.Generator().manual_seed(i)) for i, x in enumerate(expected)]
+    sum((x * w).sum() for x, w in zip(expected, weights, strict=True)).backward()
+
+    layouts = (layout, key_layout, key_layout)
+    parts = [each.local(x.detach(), rank, 2).clone().requires_grad_() for x, each in zip(whole, layouts, strict=True)]
+    part_mask = local_mask(mask, layout, rank)
+    if mask is not None and mask.dtype.is_floating_point:
+        part_mask = part_mask.clone().requires_grad_()
+    torch.manual_seed(7 if rank == 0 else 1000 + rank)  # the first rank's coins count
+    given = {"layout": layout, "key_layout": key_layout} if told else {}
+    actual = attention(*parts, part_mask, mesh=mesh, schedule=schedule, return_rows=rows, **given, **settings)
+    actual = (actual[0], *actual[1]) if rows else (actual,)
+    part_weights = [layout.local(w, rank, 2) for w in weights]
+    sum((x * w).sum() for x, w in zip(actual, part_weights, strict=True)).backward()
+
+    for x, y in zip(actual, expected, strict=True):
+        close(x, layout.local(y, rank, 2), y)
+    for x, y, each in zip(parts, whole, layouts, strict=True):
+        close(x.grad, each.local(y.grad, rank, 2), y.grad)
+    if whole_mask is not None and whole_mask.requires_grad:
+        if mask.shape[-2] == 1:  # every rank's share of it
+            close(total(part_mask.grad, mesh), whole_mask.grad, whole_mask.grad)
+        else:
+            close(part_mask.grad, layout.local(whole_mask.grad, rank, -2), whole_mask.grad)
+
+
+def close(actual: Tensor, expected: Tensor, whole: Tensor) -> None:
+    scale = float(whole.detach().abs().max()) if whole.numel() else 0.0
+    torch.testing.assert_close(actual, expected, rtol=0, atol=EQUAL * max(scale, 1.0))
+
+
+def half_precision(mesh, schedule):
+    """The error may be at most twice that of one process."""
+    rank, layout = mesh.get_local_rank(), Layout.zigzag(LENGTH, mesh.size())
+    whole = tensors(dtype=torch.bfloat16)
+    exact = [x.detach().double().requires_grad_() for x in whole]
+    alone = nomax.attention(*whole, is_causal=True)
+    truth = nomax.attention(*exact, is_causal=True)
+    weight = torch.randn(alone.shape, generator=torch.Generator().manual_seed(0))
+    alone.backward(weight.bfloat16())
+    truth.backward(weight.bfloat16().double())
+    parts = [layout.local(x.detach(), rank, 2).clone().requires_grad_() for x in whole]
+    out = attention(*parts, is_causal=True, mesh=mesh, layout=layout, schedule=schedule)
+    out.backward(layout.local(weight.bfloat16(), rank, 2))
+    together = partial(gather, mesh=mesh, dim=2, layout=layout)
+    assert_precise(together(out), alone, truth)
+    for part, one, best in zip(parts, whole, exact, strict=True):
+        assert_precise(together(part.grad), one.grad, best.grad)
+
+
+def doubles(mesh, schedule):
+    """float64 stays float64."""
+    rank, layout = mesh.get_local_rank(), Layout.contiguous(LENGTH, mesh.size())
+    whole = tensors(dtype=torch.float64)
+    expected = nomax.attention(*whole)
+    expected.sum().backward()
+    parts = [layout.local(x.detach(), rank, 2).clone().requires_grad_() for x in whole]
+    out = attention(*parts, mesh=mesh, layout=layout, schedule=schedule)
+    out.sum().backward()
+    torch.testing.assert_close(out, layout.local(expected, rank, 2), rtol=0, atol=1e-14)
+    torch.testing.assert_close(parts[1].grad, layout.local(whole[1].grad, rank, 2), rtol=0, atol=1e-13)
+
+
+def leading_dimensions(mesh, schedule):
+    """Without a batch, and with two."""
+    layout, rank = Layout.contiguous(LENGTH, mesh.size()), mesh.get_local_rank()
+    for shape in [(), (3,), (2, 1, 3)]:
+        whole = torch.randn(3, *shape, LENGTH, D, generator=torch.Generator().manual_seed(1))
+        mask = torch.rand(LENGTH, generator=torch.Generator().manual_seed(2)) > 0.3
+        parts = [layout.local(x, rank, -2) for x in whole]
+        out = attention(*parts, mask[None], mesh=mesh, schedule=schedule)
+        expected = nomax.attention(*whole, mask[None])
+        close(out, layout.local(expected, rank, -2), expected)
+
+
+def fewest_bytes(mesh):
+    """ "auto" gathers a few queries for many keys, and moves a few key heads for many queries."""
+    from nomax.parallel import api
+
+    chosen = []
+    choose = api._choose
+    api._choose = lambda *inputs: chosen.append(choose(*inputs)) or chosen[-1]
+    try:
+        compare(mesh, "auto", queries=4, keys=LENGTH)
+        compare(mesh, "auto", key_heads=1, enable_gqa=True)
+        compare(mesh, "auto", attn_mask=torch.rand(LENGTH, LENGTH) > 0.5 if mesh.size() == 1 else mask(1, LENGTH))
+    finally:
+        api._choose = choose
+    assert chosen[1] == "ring"
+    assert chosen[0] == ("reduce" if mesh.size() > 1 else "ring")
+
+
+def whole_and_parts(mesh):
+    """`split` and `gather` undo each other, and their gradients follow the mean over ranks."""
+    ranks, layout = mesh.size(), Layout.zigzag(13, mesh.size())
+    x = torch.arange(26.0).view(2, 13).requires_grad_()
+    part = split(x, mesh, 1, layout)
+    assert part.tolist() == x[:, layout.positions(mesh.get_local_rank())].tolist()
+    again = gather(part, mesh, 1, layout)
+    assert torch.equal(again, x)
+    assert torch.equal(gather(split(x, mesh, 1), mesh, 1), x)  # sizes are told
+    (again**2).sum().backward()
+    close(total(x.grad, mesh) / ranks, 2 * x.detach(), x)  # as DDP averages
+    own = torch.tensor(float(mesh.get_local_rank()), requires_grad=True)
+    (total(own, mesh) ** 2).backward()
+    assert float(own.grad) == ranks * 2 * sum(range(ranks))
+
+
+def refused(mesh):
+    """Wrong arguments are errors that say what to do, on every rank alike, before anything is sent."""
+    whole, ranks = tensors(), mesh.size()
+    layout = Layout.contiguous(LENGTH, ranks)
+    parts = [split(x, mesh, 2) for x in whole]
+    refusals = [
+        ({"phi": "softmax"}, "context_parallel"),
+        ({"schedule": "tree"}, "schedule='tree' is unknown"),
+        ({"layout": Layout.contiguous(LENGTH, ranks + 1)}, f"layout is for {ranks + 1} ranks"),
+        ({"layout": Layout.contiguous(LENGTH + ranks, ranks)}, "nomax.parallel.split"),
+        ({"key_layout": layout}, "without layout"),
+        ({"mesh": "cpu"}, "must be a torch.distributed DeviceMesh"),
+        ({"attn_mask": torch.ones(3, LENGTH + 1, dtype=torch.bool), "layout": layout}, "does not broadcast"),
+        ({"attn_mask": torch.ones(layout.sizes[mesh.get_local_rank()], LENGTH, dtype=torch.bool),
+          "layout": layout, "schedule": "reduce"}, "Use schedule='ring'"),
+        ({"attn_mask": torch.ones(1, LENGTH, dtype=torch.bool), "is_causal": True, "layout": layout}, "exclude"),
+        ({"phi": "gelu/L", "return_rows": True}, "never negative"),
+    ]  # fmt: skip
+    for settings, words in refusals:
+        with pytest.raises((ValueError, TypeError), match=words):
+            attention(*parts, **{"mesh": mesh, **settings})
+
+
+def mask(rows, keys, bias=False, seed=3):
+    generator = torch.Generator().manual_seed(seed)
+    seen = torch.rand(B, 1, rows, keys, generator=generator) > 0.3
+    seen[0, :, 0] = False  # a query, or a sequence, that sees nothing
+    if not bias:
+        return seen
+    return torch.randn(B, HEADS, rows, keys, generator=generator).masked_fill(~seen, -torch.inf)
+
+
+def last_keys_hidden():
+    """Ranks other than the first hold no visible key."""
+    return (torch.arange(LENGTH) < 5).expand(B, 1, 1, LENGTH)
+
+
+def cases(mesh) -> dict[str, Callable[[], None]]:
+    """Return every case by name."""
+    both = {
+        "plain": {},
+        "sizes that ranks tell each other": {"told": False},
+        "uneven": {"make": uneven},
+        "causal": {"is_causal": True},
+        "causal zigzag": {"is_causal": True, "make": Layout.zigzag},
+        "causal uneven with rows": {"is_causal": True, "make": uneven, "return_rows": True},
+        "more keys than queries": {"queries": 9, "keys": 25, "is_causal": True},
+        "more queries than keys": {"queries": 25, "keys": 9, "is_causal": True, "make": Layout.zigzag},
+        "grouped heads": {"key_heads": 2, "enable_gqa": True, "make": uneven},
+        "padding": {"attn_mask": mask(1, LENGTH), "make": Layout.zigzag, "return_rows": True},
+        "no visible key on most ranks": {"attn_mask": last_keys_hidden(), "return_rows": True},
+        "bias of keys": {"attn_mask": mask(1, LENGTH, bias=True), "make": Layout.zigzag},
+        "rows": {"return_rows": True, "phi": "1.5*relu/L"},
+        "shift by log L": {"phi": "sigmoid(x-log L)", "is_causal": True, "make": Layout.zigzag},
+        "all keys counted": {"phi": "relu/L, L=keys", "attn_mask": mask(1, LENGTH)},
+        "a fixed length": {"phi": "relu/L, L=11", "is_causal": True},
+        "linear": {"phi": "identity/L"},
+        "other scale": {"phi": "gelu", "scale": 0.3},
+        "dropout": {"dropout_p": 0.4},
+        "dropout, causal zigzag": {"dropout_p": 0.4, "is_causal": True, "make": Layout.zigzag, "return_rows": True},
+        "dropout with padding": {"dropout_p": 0.3, "attn_mask": mask(1, LENGTH), "make": uneven},
+        "the reference backend": {"backend": "reference", "is_causal": True, "make": Layout.zigzag},
+        "fewer positions than ranks": {"queries": 2, "keys": 3},
+    }
+    ring = {
+        "mask of queries": {"attn_mask": mask(LENGTH, LENGTH), "make": Layout.zigzag, "return_rows": True},
+        "bias": {"attn_mask": mask(LENGTH, LENGTH, bias=True), "make": Layout.zigzag},
+        "bias, uneven, with dropout": {
+            "attn_mask": mask(LENGTH, LENGTH, bias=True), "make": uneven, "dropout_p": 0.2, "return_rows": True
+        },
+    }  # fmt: skip
+    everything: dict[str, Callable[[], None]] = {
+        f"{name} ({schedule})": partial(compare, mesh, schedule, **settings)
+        for schedule in SCHEDULES
+        for name, settings in both.items()
+    }
+    everything |= {f"{name} (ring)": partial(compare, mesh, "ring", **settings) for name, settings in ring.items()}
+    for schedule in SCHEDULES:
+        everything[f"half precision ({schedule})"] = partial(half_precision, mesh, schedule)
+        everything[f"doubles ({schedule})"] = partial(doubles, mesh, schedule)
+        everything[f"leading dimensions ({schedule})"] = partial(leading_dimensions, mesh, schedule)
+    everything["fewest bytes"] = partial(fewest_bytes, mesh)
+    everything["whole and parts"] = partial(whole_and_parts, mesh)
+    everything["refused"] = partial(refused, mesh)
+    return everything
