@@ -14,6 +14,7 @@ import torch
 from text_corpora import corpus
 
 from nomax import models
+from nomax.cli import exit_code
 from nomax.data.text import Tokenizer
 from nomax.data.text.corpus import write_jsonl
 from nomax.evaluate import runs
@@ -164,7 +165,9 @@ def attack(folder: Path, name: str, damage: str, data: str, whole: Path, capsys:
     DAMAGES[damage](path)
     before = contents(folder)
     capsys.readouterr()
-    code = vit.run(options(data, folder))  # an exception here would be a traceback to a user
+    code = exit_code(
+        "nomax train vit", lambda: vit.run(options(data, folder))
+    )  # an exception here would be a traceback to a user
     told = capsys.readouterr()
     if code:
         assert code in (1, 2)
@@ -242,7 +245,7 @@ def test_a_finished_run_is_left_as_it_is_or_its_damage_is_told(tmp_path, data, f
     before = contents(folder)
     load(folder, name)
     capsys.readouterr()
-    code = vit.run(options(data, folder))
+    code = exit_code("nomax train vit", lambda: vit.run(options(data, folder)))
     told = capsys.readouterr()
     if code:
         assert code in (1, 2)
@@ -351,7 +354,7 @@ def test_of_a_run_of_text_damage_is_told_and_mended_as_told(tmp_path, tales, cac
         DAMAGES[damage](path)
         load(folder, name)
         capsys.readouterr()
-        code = text_options(tales, folder).run()
+        code = exit_code("nomax train language", text_options(tales, folder).run)
         told = capsys.readouterr()
         if code:
             assert str(path) in told.err, (damage, told.err)

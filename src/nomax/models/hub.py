@@ -54,13 +54,48 @@ class Pretrained(nn.Module):
         """
         save(self, folder, card)
 
-    def push_to_hub(self, name: str, card: Mapping[str, object] | None = None, **hub: Any) -> str:
+    def push_to_hub(
+        self,
+        name: str,
+        card: Mapping[str, object] | None = None,
+        *,
+        vocabulary: str | Path | None = None,
+        private: bool | None = None,
+        token: str | bool | None = None,
+        revision: str | None = None,
+        commit_message: str = "Upload a model of nomax",
+        create_pr: bool = False,
+    ) -> str:
         """Upload the model to the Hugging Face hub as "owner/name", creating it if need be, and return its URL.
 
-        card: as for save_pretrained. hub: vocabulary, the file of a text model; private, for a new repository; token,
-        revision, commit_message and create_pr, as for huggingface_hub.upload_folder.
+        card: as for save_pretrained. vocabulary: the file of a text model. private: hide a new repository from others.
+        token: a token for the hub, if not the one stored on this machine. revision: the branch. create_pr: propose the
+        change instead of making it.
         """
-        return push(self, name, card, **hub)
+        try:
+            from huggingface_hub import create_branch, create_repo, upload_folder
+        except ImportError:
+            raise ImportError("to push models to the Hugging Face hub: pip install huggingface_hub") from None
+        with tempfile.TemporaryDirectory(prefix="nomax-") as folder:
+            if vocabulary is not None:
+                shutil.copyfile(vocabulary, Path(folder, VOCABULARY))
+            save(self, folder, card)
+            try:
+                place = create_repo(name, private=private, token=token, exist_ok=True).repo_id
+                if revision is not None and not create_pr:
+                    create_branch(place, branch=revision, token=token, exist_ok=True)
+                return str(
+                    upload_folder(
+                        repo_id=place,
+                        folder_path=folder,
+                        commit_message=commit_message,
+                        create_pr=create_pr,
+                        revision=revision,
+                        token=token,
+                    )
+                )
+            except OSError as error:
+                raise ConnectionError(f"{name} was not pushed to the Hugging Face hub: {_why(error)}") from error
 
 
 def _model_classes() -> dict[str, tuple[Any, Any]]:
@@ -229,50 +264,6 @@ def download(name: str, revision: str | None = None, files: Sequence[str] = FILE
         raise FileNotFoundError(
             f"there is no folder {name!r}, and no model of that name came from the Hugging Face hub: {_why(error)}"
         ) from error
-
-
-def push(
-    model: nn.Module,
-    name: str,
-    card: Mapping[str, object] | None = None,
-    *,
-    vocabulary: str | Path | None = None,
-    private: bool | None = None,
-    token: str | bool | None = None,
-    revision: str | None = None,
-    commit_message: str = "Upload a model of nomax",
-    create_pr: bool = False,
-) -> str:
-    """Save a model and upload it to the Hugging Face hub as "owner/name", creating it if need be; return its URL.
-
-    card: as for `save`. vocabulary: the file of a text model. private: hide a new repository from others. token: a
-    token for the hub, if not the one stored on this machine. revision: the branch. create_pr: propose the change
-    instead of making it.
-    """
-    try:
-        from huggingface_hub import create_branch, create_repo, upload_folder
-    except ImportError:
-        raise ImportError("to push models to the Hugging Face hub: pip install huggingface_hub") from None
-    with tempfile.TemporaryDirectory(prefix="nomax-") as folder:
-        if vocabulary is not None:
-            shutil.copyfile(vocabulary, Path(folder, VOCABULARY))
-        save(model, folder, card)
-        try:
-            place = create_repo(name, private=private, token=token, exist_ok=True).repo_id
-            if revision is not None and not create_pr:
-                create_branch(place, branch=revision, token=token, exist_ok=True)
-            return str(
-                upload_folder(
-                    repo_id=place,
-                    folder_path=folder,
-                    commit_message=commit_message,
-                    create_pr=create_pr,
-                    revision=revision,
-                    token=token,
-                )
-            )
-        except OSError as error:
-            raise ConnectionError(f"{name} was not pushed to the Hugging Face hub: {_why(error)}") from error
 
 
 def _why(error: Exception) -> str:

@@ -5,7 +5,6 @@ import inspect
 import math
 import os
 import shlex
-import sys
 import textwrap
 from argparse import ArgumentParser
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -86,18 +85,14 @@ def given(options: Any) -> dict[str, Any]:
 
 
 def run(options: Any, title: str, make_jobs: Callable[[str], Sequence[Job]]) -> int:
-    """Train as the options say. Exit codes: 0 finished, 1 failed, 2 wrong options, 130 and 143 stopped.
+    """Train as the options say. Exit codes: 0 finished, 1 failed, 130 and 143 stopped; wrong options raise an error.
 
     make_jobs: returns the runs, given the command line as text; raises an error about the options before anything
     runs.
     """
     console, device = Console(), options.device or "auto"
-    try:
-        distributed.check_device(device)
-        wanted = make_jobs(spelled(options, title))
-    except (ValueError, OSError, ImportError) as error:
-        print(f"nomax {title}: {error}", file=sys.stderr)
-        return 2
+    distributed.check_device(device)
+    wanted = make_jobs(spelled(options, title))
     with distributed.world(device) as world, Stop() as stop:
         if options.parallel and len(wanted) > 1:
             code = jobs.exit_code(partial(jobs.train_in_parallel, wanted, stop, console), title)

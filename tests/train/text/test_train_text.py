@@ -20,7 +20,7 @@ from text_corpora import corpus
 from toy_text import LANGUAGE, TRANSLATE, tales
 
 from nomax import models
-from nomax.cli import main
+from nomax.cli import exit_code, main
 from nomax.data.text import Corpus, Tokenizer, TokenOrder
 from nomax.models import ReLUFormer
 from nomax.nn import RELUFORMER
@@ -120,7 +120,7 @@ def test_a_vocabulary_that_is_not_the_runs_is_refused(tmp_path, data, capsys):
     Tokenizer.train(corpus(seed=9), 330, tmp_path / "run" / "vocabulary.model")
     with pytest.raises(ValueError, match="its pieces have other numbers"):
         load_text_run(tmp_path / "run")
-    assert options.run() == 2
+    assert exit_code("nomax train", options.run) == 2
     assert "vocabulary: " in capsys.readouterr().err
     shutil.copy(tmp_path / "run" / "model" / "vocabulary.model", tmp_path / "run")
     other = {**vars(load_text_run(tmp_path / "run")[0].config), "vocabulary": 340}
@@ -159,14 +159,16 @@ def test_a_vocabulary_that_is_not_the_runs_is_refused(tmp_path, data, capsys):
     ],
 )
 def test_wrong_options_are_told_before_anything_is_written(tmp_path, data, capsys, wrong, words):
-    assert Translate(**{**TRANSLATE, "data": data, "out": tmp_path / "run", **wrong}).run() == 2
+    options = Translate(**{**TRANSLATE, "data": data, "out": tmp_path / "run", **wrong})
+    assert exit_code("nomax train translate", options.run) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
 def test_a_corpus_without_splits_needs_other_data_to_evaluate_on(tmp_path, data, capsys):
     whole = str(Path(data, "train.jsonl"))
-    assert Translate(data=whole, out=tmp_path / "run", steps=2, **TRANSLATE).run() == 2
+    options = Translate(data=whole, out=tmp_path / "run", steps=2, **TRANSLATE)
+    assert exit_code("nomax train translate", options.run) == 2
     assert "--valid" in capsys.readouterr().err
     valid = str(Path(data, "valid.jsonl"))
     assert Translate(data=whole, valid=valid, out=tmp_path / "run", steps=2, **TRANSLATE).run() == 0
@@ -189,7 +191,7 @@ def test_ones_own_small_text_gives_a_smoke_run_and_then_a_command_that_works(tmp
     advice = re.search("Next: nomax (.*) \\(BLEU\\)", capsys.readouterr().out)[1]
     assert main([*advice.split(), "--smoke"]) == 0
     (tmp_path / "train.es").write_text((tmp_path / "train.es").read_text().replace("rey", "reina"))
-    assert options.run() == 2
+    assert exit_code("nomax train", options.run) == 2
     assert "the text of train: SHA-256" in capsys.readouterr().err
 
 
@@ -214,7 +216,7 @@ def test_a_run_does_not_go_on_with_other_text(tmp_path, capsys, changed):
     file, story = data / f"{changed}.jsonl", tmp_path / "run" / "run.json"
     text = file.read_text()
     file.write_text(text.replace("king", "queen"))
-    assert options.run() == 2
+    assert exit_code("nomax train", options.run) == 2
     assert f"the text of {changed}: SHA-256" in capsys.readouterr().err
     assert json.loads(story.read_text())["continued"] == []
     file.write_text(text)

@@ -17,6 +17,7 @@ from precision import REORDERED
 
 import nomax.data
 from nomax import models
+from nomax.cli import exit_code
 from nomax.train import load_run, metrics
 from nomax.train.cli import spelled
 from nomax.train.config import settle
@@ -135,14 +136,16 @@ def test_a_run_that_is_not_finished_gives_its_newest_checkpoint(tmp_path, data):
     ],
 )
 def test_wrong_options_are_told_before_anything_is_written(tmp_path, data, capsys, wrong, words):
-    assert run(Options(**{"data": data, "out": tmp_path / "run", "smoke": False, **wrong})) == 2
+    options = Options(**{"data": data, "out": tmp_path / "run", "smoke": False, **wrong})
+    assert exit_code("nomax train vit", lambda: run(options)) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
 def test_another_configuration_in_the_folder_is_refused(tmp_path, data, capsys):
     assert run(Options(data=data, out=tmp_path / "run", steps=2, **SMALL)) == 0
-    assert run(Options(data=data, out=tmp_path / "run", steps=3, phi=("softmax",), **SMALL)) == 2
+    options = Options(data=data, out=tmp_path / "run", steps=3, phi=("softmax",), **SMALL)
+    assert exit_code("nomax train vit", lambda: run(options)) == 2
     told = capsys.readouterr().err
     assert "steps: 2 there, 3 now" in told
     assert "model.phi: 'relu/L' there, 'softmax' now" in told

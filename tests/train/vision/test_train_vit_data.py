@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from pictures import fill
 
-from nomax.cli import main
+from nomax.cli import exit_code, main
 from nomax.train import load_run
 from nomax.train.distributed import World
 from nomax.train.vision.command import Options, run
@@ -137,7 +137,8 @@ def project(tmp_path, monkeypatch):
 
 def begin(data="photos", out=Path("runs/a")):
     """Train the run from the beginning or from where it is, and leave it as if it had been stopped on the way."""
-    code = run(Options(data=data, out=out, steps=4, checkpoint_every=2, **SMALL))
+    options = Options(data=data, out=out, steps=4, checkpoint_every=2, **SMALL)
+    code = exit_code("nomax train vit", lambda: run(options))
     for name in ("result.json", "model/config.json", "checkpoints/step-00000004.pt"):
         (Path(out) / name).unlink(missing_ok=True)
     return code
