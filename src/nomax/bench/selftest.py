@@ -155,8 +155,8 @@ def run(options: Options) -> int:
 def _try(record: Record, options: Options, instruction_sets: list[str], folder: Path, console: Console) -> None:
     calls = 100 if options.smoke else options.calls or sys.maxsize
     minutes = options.minutes or (1.0 if calls == sys.maxsize else math.inf)
-    said = moment = time.monotonic()
-    start, pause = said - record.seconds, 10 if console.is_terminal else 60
+    reported = moment = time.monotonic()
+    start, pause = reported - record.seconds, 10 if console.is_terminal else 60
     while record.calls < calls and moment - start < 60 * minutes and len(record.violations) < ENOUGH:
         case = fuzz.draw(options.seed, record.next)
         expectation = fuzz.expected(case)
@@ -172,8 +172,8 @@ def _try(record: Record, options: Options, instruction_sets: list[str], folder: 
         record.next += 1
         moment = time.monotonic()
         record.seconds = round(moment - start, 1)
-        if moment - said > pause:
-            said = moment
+        if moment - reported > pause:
+            reported = moment
             console.print(_summary(record))
             _write(record, folder)
 

@@ -65,7 +65,7 @@ class Verdict:
     numbers: dict[str, Any] = field(default_factory=dict)
     premises: list[Premise] = field(default_factory=list)
     needed: str = ""
-    """What would decide it."""
+    """The remedy, if it is undecided."""
     comparisons: dict[str, Comparison] = field(default_factory=dict)
 
 

@@ -340,8 +340,8 @@ def _settings(value: Any) -> Any:
     """Return a value as JSON holds it; of a configuration, what differs from its defaults."""
     if not dataclasses.is_dataclass(value):
         return list(value) if isinstance(value, tuple) else value
-    fields = {field.name: (getattr(value, field.name), field.default) for field in dataclasses.fields(value)}
-    return {name: _settings(own) for name, (own, usual) in fields.items() if own != usual}
+    values = {field.name: (getattr(value, field.name), field.default) for field in dataclasses.fields(value)}
+    return {name: _settings(own) for name, (own, usual) in values.items() if own != usual}
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str | int | float | bool | None]:

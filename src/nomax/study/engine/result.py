@@ -276,13 +276,15 @@ def measured(results: Iterable[Result], measurement: str) -> list[MeasurementRes
     ]
 
 
-def where(results: Iterable[AnyResult], **fields: Any) -> list[AnyResult]:
+def where(results: Iterable[AnyResult], **columns: Any) -> list[AnyResult]:
     """Return the results with these values: where(results, activation="relu", alpha=1, patch=4)."""
-    unknown = fields.keys() - {*_columns(ImageResult), *_columns(TextResult)}
+    unknown = columns.keys() - {*_columns(ImageResult), *_columns(TextResult)}
     if unknown:
         raise TypeError(f"a result has no field {', '.join(sorted(unknown))}.")
     return [
-        result for result in results if all(_same(getattr(result, name, None), value) for name, value in fields.items())
+        result
+        for result in results
+        if all(_same(getattr(result, name, None), value) for name, value in columns.items())
     ]
 
 

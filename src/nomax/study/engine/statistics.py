@@ -58,10 +58,10 @@ def paired(
     first: Mapping[tuple[Cell, int], float], second: Mapping[tuple[Cell, int], float]
 ) -> dict[Cell, list[float]]:
     """Return the differences first − second by cell, for every (cell, seed) that both have."""
-    found: dict[Cell, list[float]] = {}
+    differences: dict[Cell, list[float]] = {}
     for cell, seed in sorted(first.keys() & second.keys(), key=repr):
-        found.setdefault(cell, []).append(first[cell, seed] - second[cell, seed])
-    return found
+        differences.setdefault(cell, []).append(first[cell, seed] - second[cell, seed])
+    return differences
 
 
 def contrast(cells: Sequence[Sequence[float]], weights: Sequence[float] | None = None) -> Interval:
@@ -82,7 +82,7 @@ def contrast(cells: Sequence[Sequence[float]], weights: Sequence[float] | None =
 
 def ratio(first: Sequence[float], second: Sequence[float]) -> Interval:
     """Return the mean of first ÷ second, pair by pair, with its interval."""
-    return contrast([[one / other for one, other in zip(first, second, strict=True)]])
+    return contrast([[numerator / denominator for numerator, denominator in zip(first, second, strict=True)]])
 
 
 def slope_weights(x: Sequence[float]) -> list[float]:
@@ -114,12 +114,12 @@ def chosen_elsewhere(values: Sequence[Sequence[float]], of_first: Sequence[bool]
     be too large, and the more so the more places there are to choose from.
     """
     curves, first = np.asarray(values, np.float64), np.asarray(of_first, bool)
-    found = []
+    leads = []
     for seed, curve in enumerate(curves):
         others = np.delete(curves, seed, 0).mean(0)
         ahead, behind = (int(np.where(kind, others, -np.inf).argmax()) for kind in (first, ~first))
-        found.append(float(curve[ahead] - curve[behind]))
-    return found
+        leads.append(float(curve[ahead] - curve[behind]))
+    return leads
 
 
 def student(freedom: int) -> float:
@@ -153,10 +153,10 @@ class Comparison:
     """Of each cell."""
     bounds: tuple[float, ...]
     margin: float
-    """What makes a difference: an interval that reaches less far from its mean is narrow enough."""
+    """The smallest difference that matters: an interval that reaches less far from its mean is narrow enough."""
     unit: str = "points"
     over: Literal["seeds", "settings"] = "seeds"
-    """What is repeated: the interval of a mean over settings narrows with settings."""
+    """The repetitions: the interval of a mean over settings narrows with settings."""
 
     def half_width(self, seeds: int) -> float:
         """Return how far a 95 % interval reaches to either side, on average, with so many seeds."""
@@ -205,8 +205,8 @@ def _deviations(values: Floats, generator: np.random.Generator) -> Floats:
     count = len(values)
     chosen = generator.integers(count, size=(RESAMPLES, count))
     away = values - values.mean(0)
-    found: Floats = away[chosen].mean(1) * math.sqrt(count / (count - 1))
-    return found
+    deviations: Floats = away[chosen].mean(1) * math.sqrt(count / (count - 1))
+    return deviations
 
 
 def accuracy(result: ImageResult) -> float | None:
@@ -230,18 +230,18 @@ def values(
     score: Callable[[AnyResult], float | None],
 ) -> dict[tuple[Cell, int], float]:
     """Return what each (cell, seed) counts for."""
-    found = {}
+    by_cell = {}
     for result in results:
         value = score(result)
         if value is not None:
-            found[cell(result), result.seed] = value
-    return found
+            by_cell[cell(result), result.seed] = value
+    return by_cell
 
 
 def repeated(cells: Mapping[Cell, Sequence[float]]) -> dict[Cell, Sequence[float]]:
     """Return the cells that have at least two seeds; all of them where none has, for a mean without an interval."""
-    found = {cell: entries for cell, entries in cells.items() if len(entries) > 1}
-    return found or dict(cells)
+    several = {cell: entries for cell, entries in cells.items() if len(entries) > 1}
+    return several or dict(cells)
 
 
 def pooled(cells: Mapping[Cell, Sequence[float]]) -> Interval:
@@ -251,8 +251,8 @@ def pooled(cells: Mapping[Cell, Sequence[float]]) -> Interval:
 
 def over_settings(cells: Mapping[Cell, Sequence[float]]) -> Interval:
     """Return the mean over cells that depend on each other, with an interval from how they differ."""
-    found = contrast([[fmean(entries) for entries in cells.values()]] if cells else [])
-    return replace(found, lacking="settings")
+    mean = contrast([[fmean(entries) for entries in cells.values()]] if cells else [])
+    return replace(mean, lacking="settings")
 
 
 def seeds(results: Sequence[TrainedResult]) -> list[int]:

@@ -23,7 +23,7 @@ MARGIN = 0.01
 
 @dataclass(frozen=True)
 class Premise:
-    """What must hold before a claim can be judged, whether it does, and what to do if it does not."""
+    """A condition for judging a claim, whether it holds, and what to do if it does not."""
 
     sentence: str
     """With its numbers, and true: "softmax reaches 71.2 % at L = 49, below the bar of 80.0 %"."""
@@ -45,7 +45,7 @@ class Verdict:
     numbers: dict[str, Any]
     premises: list[Premise] = field(default_factory=list)
     needed: str = ""
-    """What would decide it, if it is undecided."""
+    """The seeds and hours that would decide it, or another remedy, if it is undecided."""
     comparisons: dict[str, Comparison] = field(default_factory=dict)
     """The noise behind it, by what is compared: `nomax study --plan` plans with it."""
 
@@ -74,10 +74,10 @@ def within(interval: Interval, low: float, high: float) -> Outcome:
 
 def worst(outcomes: Iterable[Outcome]) -> Outcome:
     """Combine several parts of one claim: contradicted if one is, reproduced if all are."""
-    found = list(outcomes)
-    if "contradicted" in found:
+    judged = list(outcomes)
+    if "contradicted" in judged:
         return "contradicted"
-    return "reproduced" if found and set(found) == {"reproduced"} else "undecided"
+    return "reproduced" if judged and set(judged) == {"reproduced"} else "undecided"
 
 
 def points(interval: Interval) -> str:
@@ -206,11 +206,11 @@ def agree(metrics: Mapping[str, Interval], bound: float = 0.0) -> Premise:
     """
     sides = {name: above(interval, bound) for name, interval in metrics.items()}
     names = " and ".join(metrics)
-    for one, other in combinations(metrics, 2):
-        if {sides[one], sides[other]} == {"reproduced", "contradicted"}:
-            said = [f"{name} says {_side(metrics[name], bound)}" for name in (one, other)]
+    for first, second in combinations(metrics, 2):
+        if {sides[first], sides[second]} == {"reproduced", "contradicted"}:
+            statements = [f"{name} says {_side(metrics[name], bound)}" for name in (first, second)]
             remedy = "Train longer: metrics of models that have learned agree."
-            return Premise(f"{said[0]}, but {said[1]}", False, remedy)
+            return Premise(f"{statements[0]}, but {statements[1]}", False, remedy)
     return Premise(f"{names} do not contradict each other", True)
 
 
@@ -249,12 +249,12 @@ def settle(
 
 def _joined(reasons: Sequence[str]) -> str:
     """Join reasons; what several in a row begin with, up to a colon, is said once."""
-    said, before = [], ""
+    joined, before = [], ""
     for reason in reasons:
         start, colon, rest = reason.partition(": ")
-        said.append(rest if colon and start == before else reason)
+        joined.append(rest if colon and start == before else reason)
         before = start
-    return "; ".join(said)
+    return "; ".join(joined)
 
 
 def would_decide(comparisons: Mapping[str, Comparison], results: Sequence[TrainedResult]) -> str:

@@ -101,7 +101,7 @@ class AttentionSpeed(Measurement):
 
 
 def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
-    """Every h with every α, and softmax, at every length; the weights of untrained models; and the speed of attention.
+    """Return every h with every α, and softmax, at every length; the weights of untrained models; and the speed.
 
     Every φ has softmax's learning rate, as in the paper, and its own best one beside it. The largest questions come
     first, and of each all seeds one after the other: a budget cuts off the least.
@@ -130,7 +130,7 @@ def _rank(run: ImageExperiment, setup: Setup) -> int:
 def figures(
     results: Sequence[Result], setup: Setup, diagnostics: Mapping[str, weights.Points] | None = None
 ) -> list[Figure]:
-    """Accuracy over α by length, what attention does meanwhile, and the mean weight at initialisation."""
+    """Draw accuracy over α by length, attention during training, its speed, and the mean weight before training."""
     models = [result for result in finals(results) if result.lr == setup.lr]
     title = "Accuracy of L⁻ᵅ·h over the exponent α"
     caption = (
@@ -146,7 +146,7 @@ def figures(
 
 
 def _match(results: Sequence[ImageResult]) -> str:
-    """How far relu/L is ahead of softmax, as a sentence; empty if no length and seed has both."""
+    """Say how far relu/L is ahead of softmax; empty if no length and seed has both."""
     relu, softmax = (
         values(where(results, phi=phi, qk_norm=True, gate=None), lambda result: result.tokens, accuracy)
         for phi in ("relu/L", SOFTMAX)
@@ -180,7 +180,7 @@ def _lines(results: Sequence[ImageResult]) -> list[over_alpha.Line]:
 
 
 def _best_alpha(ground: Ground) -> Verdict:
-    """The best α close to 1 against the best further away, over all pairs of h and L."""
+    """Judge the best α close to 1 against the best further away, over all pairs of h and L."""
     results = ground.same
     alphas = best_alpha(
         {
@@ -217,7 +217,7 @@ def _best_alpha(ground: Ground) -> Verdict:
 
 
 def _no_winner(ground: Ground) -> Verdict:
-    """The best h against the next that is not its twin, chosen after the fact, which makes the lead look larger."""
+    """Judge the best h against the next that is not its twin. Choosing it after the fact makes the lead look larger."""
     results = where(ground.same, alpha=1.0)
     by_h = {
         name: values(where(results, activation=name), lambda result: result.tokens, accuracy)
@@ -275,7 +275,7 @@ def _degrades(ground: Ground) -> Verdict:
 
 
 def _gains(results: Sequence[ImageResult]) -> dict[tuple[str, int], list[float]]:
-    """α = 1 minus α = 0, by h and length."""
+    """Return α = 1 minus α = 0, by h and length."""
     scaled, unscaled = (
         values(where(results, alpha=alpha), lambda result: (result.activation, result.tokens), accuracy)
         for alpha in (1.0, 0.0)
@@ -286,7 +286,7 @@ def _gains(results: Sequence[ImageResult]) -> dict[tuple[str, int], list[float]]
 def growth_with_length(
     cells: Mapping[tuple[str, int], Sequence[float]], data: Mapping[int, str]
 ) -> tuple[Interval, list[float], dict[tuple[str, int], Sequence[float]]]:
-    """The gains at the longest length of each data set minus those at its shortest, of the h that have both.
+    """Compare the gains at the longest length of each data set with those at its shortest, for the h that have both.
 
     Returns the mean with its interval, and the weights and cells that it is made of.
     """
@@ -306,7 +306,7 @@ def growth_with_length(
 
 
 def _identity(ground: Ground) -> Verdict:
-    """relu against identity at α = 1."""
+    """Judge relu against identity at α = 1."""
     cells, own = (_nonlinearity(results) for results in (ground.same, ground.own))
     if not cells:
         return ground.nothing("W-identity", "No seed has both relu and identity at α = 1 yet")
@@ -325,7 +325,7 @@ def _identity(ground: Ground) -> Verdict:
 
 
 def _nonlinearity(results: Sequence[ImageResult]) -> dict[int, list[float]]:
-    """relu minus identity at α = 1, by length."""
+    """Return relu minus identity at α = 1, by length."""
     relu, identity = (
         values(where(results, activation=name, alpha=1.0), lambda result: result.tokens, accuracy)
         for name in ("relu", "identity")

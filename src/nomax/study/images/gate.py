@@ -92,12 +92,12 @@ class GateCost(ViTMeasurement):
 
 
 def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
-    """Both h with every α, with and without the gate, at every length; softmax without; and the gate's cost."""
+    """Return both h with every α, with and without the gate, at every length; softmax without; and the gate's cost."""
     return [*over_alpha.pairs(setup, seeds, [{"gate": gate} for gate in CHOICES]), *costs_to_measure(setup)]
 
 
 def costs_to_measure(setup: Setup) -> list[GateCost]:
-    """The set-up's models for this, or its first model with every patch, shortest sequences first."""
+    """Return the set-up's models for this, or its first model with every patch, shortest sequences first."""
     if setup.gate_models:
         models = [ViTConfig(variant, qk_norm=True) for variant in setup.gate_models]
     else:
@@ -107,7 +107,7 @@ def costs_to_measure(setup: Setup) -> list[GateCost]:
 
 
 def figures(results: Sequence[Result], setup: Setup) -> list[Figure]:
-    """Accuracy over α by length, with and without the gate; and the gate's cost by length."""
+    """Draw accuracy over α by length, with and without the gate, and the gate's cost by length."""
     caption = (
         "Filled: no gate, as in all other runs; hollow: a SiLU gate. The dashed level is softmax without a gate. The "
         "paper's Fig. 4 shows the same for S/32, S/16 and S/8."
@@ -173,13 +173,13 @@ class Cost:
 
 
 def collect_costs(results: Sequence[Result]) -> list[Cost]:
-    """The costs that were measured, shortest sequences first."""
+    """Return the costs that were measured, shortest sequences first."""
     done = sorted(measured(results, GateCost.kind), key=lambda result: result.tokens)
     return [Cost(result.variant, result.tokens, result.numbers[RATIOS], result.numbers[ADDED][0]) for result in done]
 
 
 def cost_verdict(costs: Sequence[Cost]) -> Verdict:
-    """The longest sequences are judged: S/8, which the paper measured, has its longest."""
+    """Judge the longest sequences, since S/8, which the paper measured, has its longest."""
     if not costs:
         return Verdict("W-gatecost", "undecided", "No cost has been measured yet: nothing to judge.", "no runs", [], {})
     longest = costs[-1]
@@ -216,7 +216,7 @@ def cost_figure(costs: Sequence[Cost]) -> Figure:
 
 
 def added(interval: Interval) -> str:
-    """A share that is added, with its interval."""
+    """Format a share that is added, with its interval."""
     low, mean, high = (100 * value for value in (interval.low, interval.mean, interval.high))
     return f"{mean:+.1f} % [{low:+.1f}, {high:+.1f}]".replace("-", "−")
 

@@ -29,12 +29,12 @@ LINES = [
 
 
 def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
-    """Both h with every α, with and without qk-norm, at every length; and softmax with it."""
+    """Return both h with every α, with and without qk-norm, at every length; and softmax with it."""
     return over_alpha.pairs(setup, seeds, [{"qk_norm": norm} for norm in (True, False)])
 
 
 def figures(results: Sequence[ImageResult], setup: Setup) -> list[Figure]:
-    """Accuracy over α by length, with and without qk-norm."""
+    """Draw accuracy over α by length, with and without qk-norm."""
     caption = (
         "Filled: queries and keys are normalised, as in all other runs; hollow: they are not. The dashed level is "
         "softmax with qk-norm. The paper's Fig. 3 shows the same for S/32, S/16 and S/8."

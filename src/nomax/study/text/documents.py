@@ -50,7 +50,7 @@ BLEU = "The paper's ReLUFormer is on par to 256 tokens, ahead from 512, and by 1
 
 
 def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextExperiment]:
-    """Both kinds at every length. One seed after the other, so a budget cuts off whole seeds."""
+    """Return both kinds at every length. One seed after the other, so a budget cuts off whole seeds."""
     return [
         run
         for seed in seeds
@@ -63,7 +63,7 @@ def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextExperiment]:
 
 
 def figures(results: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
-    """Loss and BLEU over the length, and where attention looks."""
+    """Draw loss and BLEU over the length, what the source is worth, and where attention looks."""
     quality = [Panel("test loss (nats)", loss), Panel("BLEU", measurement("bleu"))]
     looks = [
         Panel(f"weight beyond {FAR}", measurement("distant")),
@@ -71,7 +71,7 @@ def figures(results: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
         Panel("entropy (nats)", measurement("entropy")),
     ]
     source = [Panel("the source's worth (nats)", measurement("source_use"))]
-    told = (
+    use = (
         "By how much the loss rises if every document is given the source of another. Where that is nothing, a model "
         "continues the target, and does not translate."
     )
@@ -82,7 +82,7 @@ def figures(results: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
     )
     return [
         _figure(results, quality, "documents", "Translation by the length of documents", BLEU),
-        _figure(results, source, "documents-source", "What the source is worth", told),
+        _figure(results, source, "documents-source", "What the source is worth", use),
         _figure(results, looks, "documents-looks", "Where attention looks in documents", caption),
     ]
 
@@ -93,9 +93,9 @@ def verdicts(results: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
 
 
 def _figure(results: Sequence[TextResult], panels: list[Panel], name: str, title: str, caption: str) -> Figure:
-    said = {"name": name, "title": title, "caption": caption, "axis": "tokens"}
+    words = {"name": name, "title": title, "caption": caption, "axis": "tokens"}
     return figure(
-        results, panels, lambda result: result.attention, lambda result: result.tokens, logarithmic=True, **said
+        results, panels, lambda result: result.attention, lambda result: result.tokens, logarithmic=True, **words
     )
 
 
@@ -160,19 +160,19 @@ def _if_translated(
     premises: Sequence[Premise] = (),
     noise: dict[str, Comparison | None] | None = None,
 ) -> Verdict:
-    """The verdict, or that nothing is decided, where models of long documents make nothing of their sources."""
+    """Return the verdict: undecided where models of long documents make nothing of their sources."""
     long = [result for result in results if result.tokens >= LONG]
     ours, softmax = (
         pooled(collected(where(long, attention=kind), lambda result: result.tokens, measurement("source_use")))
         for kind in (OURS, SOFTMAX)
     )
     reads = all(above(use, MARGIN) == "reproduced" for use in (ours, softmax))
-    said = (
+    premise = (
         f"from {LONG} tokens on the source of another document costs ReLUFormer {nats(ours)} and softmax "
         f"{nats(softmax)}: they {'use theirs' if reads else 'hardly translate'}"
     )
     remedy = "Train longer, until models of long documents use their sources."
     sentence += f", undecided unless both costs of another source are above {MARGIN:g}."
     numbers = {**numbers, "use of the source": {OURS: ours, SOFTMAX: softmax}}
-    premises = [translates(results, lambda result: result.tokens), Premise(said, reads, remedy), *premises]
+    premises = [translates(results, lambda result: result.tokens), Premise(premise, reads, remedy), *premises]
     return judged(claim, outcome, sentence, results, setup, numbers, premises, noise)

@@ -50,7 +50,7 @@ BLEU = "The paper has 34.22 BLEU for ReLU, 33.08 for softmax and 34.21 for softm
 
 
 def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextExperiment]:
-    """The three kinds with every number of slots. One seed after the other, so a budget cuts off whole seeds."""
+    """Return the three kinds with every number of slots. One seed after the other, so a budget cuts off whole seeds."""
     return [
         setup.run(SOFTMAX, memory=memory, memory_norm=norm, slots=slots, seed=seed)
         for seed in seeds
@@ -60,20 +60,20 @@ def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextExperiment]:
 
 
 def figures(results: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
-    """Loss and BLEU over slots, and what is inside the memories."""
+    """Draw loss and BLEU over slots, and what is inside the memories."""
     quality = [Panel("test loss (nats)", loss), Panel("BLEU", measurement("bleu"))]
     inside = [
         Panel("variance ratio", measurement("variance_ratio"), logarithmic=True),
         Panel("share of the top 0.2 %", measurement("top_share")),
         Panel("anisotropy", measurement("anisotropy")),
     ]
-    told = (
+    parts = (
         "Left: the variance of what memories add over that of the residual stream. Middle: the part of all weights "
         "that the largest 0.2 % hold. Right: the mean cosine of two values. On test tokens, means over layers."
     )
     return [
         _figure(results, quality, "memory", "Translation by the slots of the feed-forward layers", BLEU),
-        _figure(results, inside, "memory-inside", "What is inside the memories", told),
+        _figure(results, inside, "memory-inside", "What is inside the memories", parts),
     ]
 
 
@@ -89,17 +89,17 @@ def verdicts(results: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
     ]
 
 
-def lemma(slots: int, draws: int = 4000) -> tuple[float, float]:
-    """The variance of Σ φ(x_i)·v_i over n slots, for normal x and v: that of ReLU over n/2, and that of softmax."""
+def lemma(slots: int, samples: int = 4000) -> tuple[float, float]:
+    """Return the variance of Σ φ(x_i)·v_i over n slots, for normal x and v: ReLU's over n/2, and softmax's."""
     generator = np.random.default_rng(0)
-    x, v = generator.standard_normal((2, draws, slots))
+    x, v = generator.standard_normal((2, samples, slots))
     weights = np.exp(x) / np.exp(x).sum(1, keepdims=True)
     return float((np.maximum(x, 0) * v).sum(1).var() / (slots / 2)), float((weights * v).sum(1).var())
 
 
 def _figure(results: Sequence[TextResult], panels: list[Panel], name: str, title: str, caption: str) -> Figure:
-    said = {"name": name, "title": title, "caption": caption, "axis": "slots"}
-    return figure(results, panels, lambda result: result.memory, lambda result: result.slots, logarithmic=True, **said)
+    words = {"name": name, "title": title, "caption": caption, "axis": "slots"}
+    return figure(results, panels, lambda result: result.memory, lambda result: result.slots, logarithmic=True, **words)
 
 
 def _lead(results: Sequence[TextResult], second: str) -> Lead:

@@ -31,7 +31,7 @@ NEAR = 0.25  # of 1: the second paper's L^-½ is another answer
 
 
 def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextExperiment]:
-    """Every h with every α, and softmax. One seed after the other, so a budget cuts off whole seeds."""
+    """Return every h with every α, and softmax. One seed after the other, so a budget cuts off whole seeds."""
     phis = [str(Phi(activation, alpha)) for activation in setup.activations for alpha in setup.alphas]
     return [
         setup.run(phi, task="language", documents=setup.text_length, seed=seed, measures=())
@@ -41,7 +41,7 @@ def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextExperiment]:
 
 
 def figures(results: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
-    """The loss over α."""
+    """Draw the loss over α."""
     caption = (
         "Each h is trained with its weights multiplied by L⁻ᵅ, L being the number of tokens that are visible; the "
         "broken line is softmax, which has no α. No paper has this for text; the vision paper's best α is near 1."
@@ -109,11 +109,11 @@ def _said(over_half: Interval) -> str:
 
 
 def _levels(results: Sequence[TextResult]) -> str:
-    """The loss of softmax and of the best other, if both are there."""
+    """Say the loss of softmax and of the best other, if both are there."""
     means = {
-        phi: fmean(found)
+        phi: fmean(losses)
         for phi in dict.fromkeys(result.phi for result in results)
-        if (found := [value for result in where(results, phi=phi) if (value := loss(result)) is not None])
+        if (losses := [value for result in where(results, phi=phi) if (value := loss(result)) is not None])
     }
     if len(means) < 2 or SOFTMAX not in means:
         return ""

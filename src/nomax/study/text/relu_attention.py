@@ -112,19 +112,19 @@ class Speed(Measurement):
 
 
 def grid(setup: TextSetup, seeds: Sequence[int]) -> list[Experiment]:
-    """Ten kinds of attention, and their speed. The kinds that the claims compare come first, with all their seeds."""
-    kinds = [_kinds(setup, seed) for seed in seeds]
-    ranks = [[run for some in kinds for run in some[low:high]] for low, high in ((0, ASKED), (ASKED, None))]
+    """Return ten kinds of attention and their speed; those that claims compare come first, with all their seeds."""
+    by_seed = [_kinds(setup, seed) for seed in seeds]
+    ranks = [[run for some in by_seed for run in some[low:high]] for low, high in ((0, ASKED), (ASKED, None))]
     return [*ranks[0], *ranks[1], speed_to_measure(setup)]
 
 
 def speed_to_measure(setup: TextSetup) -> Speed:
-    """The measurement of all kinds."""
+    """Return the measurement of all kinds."""
     return Speed(setup.reluformer().config.model)
 
 
 def figures(results: Sequence[Result], setup: TextSetup) -> list[Figure]:
-    """Loss, BLEU, entropy and zeros of each kind, and the times."""
+    """Draw loss, BLEU, entropy and zeros of each kind, and the times."""
     panels = [
         Panel("test loss (nats)", loss),
         Panel("BLEU", measurement("bleu")),
@@ -174,11 +174,11 @@ def _compared(results: Sequence[TextResult], first: str, second: str) -> tuple[L
 
 
 def _diverges(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
-    behind, said, compared = _compared(results, SOFTMAX, DIRECT)
+    behind, rests_on, compared = _compared(results, SOFTMAX, DIRECT)
     used = where(results, attention=DIRECT)
     broken = sum(result.status == "diverged" for result in used)
     sentence = (
-        f"The loss of softmax is {behind.words()} than with ReLU put in directly ({said}); {broken} of {len(used)} "
+        f"The loss of softmax is {behind.words()} than with ReLU put in directly ({rests_on}); {broken} of {len(used)} "
         f"runs broke off. {BLEU} Not to converge is to be {GAP:g} nat behind: reproduced if the interval is above, "
         "contradicted if below."
     )
@@ -189,9 +189,9 @@ def _diverges(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
 
 
 def _factor(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
-    behind, said, compared = _compared(results, SOFTMAX, FACTOR)
+    behind, rests_on, compared = _compared(results, SOFTMAX, FACTOR)
     sentence = (
-        f"The loss of softmax is {behind.words()} than with the factor alone ({said}). {BLEU} Reproduced if the "
+        f"The loss of softmax is {behind.words()} than with the factor alone ({rests_on}). {BLEU} Reproduced if the "
         f"interval is above 0 and below {GAP:g} nat, contradicted if it lies outside."
     )
     outcome = worst([above(behind.loss, 0), above(turned(behind.loss), -GAP)])
@@ -202,7 +202,7 @@ def _factor(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
 
 
 def _losses(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
-    ahead, said, compared = _compared(results, OURS, SOFTMAX)
+    ahead, rests_on, compared = _compared(results, OURS, SOFTMAX)
     gain, entropy = (_compared(results, OURS, other)[0] for other in (UNNORMALISED, RELUFORMERS[True, False]))
     fall = pooled(paired(*(_entropies(where(results, attention=kind)) for kind in (OURS, UNNORMALISED))))
     numbers: dict[str, Any] = {
@@ -211,15 +211,15 @@ def _losses(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
         "over no normalisation loss": gain.loss,
         "over no entropy loss": entropy.loss,
     }
-    told = ""
+    fallen = ""
     if fall.known:  # a run that broke off has no rows to look at, so the verdict does not hang on this
         numbers["entropy over no normalisation loss"] = fall
-        told = f" Without that of normalisation the entropy of rows falls by {spread(fall)}, in the paper by 1.52."
+        fallen = f" Without that of normalisation the entropy of rows falls by {spread(fall)}, in the paper by 1.52."
     sentence = (
-        f"With both losses the loss is {ahead.words()} than that of softmax ({said}); it is "
+        f"With both losses the loss is {ahead.words()} than that of softmax ({rests_on}); it is "
         f"{difference(gain.loss, 'nats', 'lower', 'higher')} than without that of normalisation, and "
-        f"{difference(entropy.loss, 'nats', 'lower', 'higher')} than without that of entropy.{told} {BLEU} To match is "
-        f"to trail by no more than {MARGIN:g} nats: reproduced if the interval lies above that and that without the "
+        f"{difference(entropy.loss, 'nats', 'lower', 'higher')} than without that of entropy.{fallen} {BLEU} To match "
+        f"is to trail by no more than {MARGIN:g} nats: reproduced if the interval lies above that and that without the "
         "normalisation loss above 0, contradicted if one is below."
     )
     outcome = worst([above(ahead.loss, -MARGIN), above(gain.loss, 0)])
@@ -240,7 +240,7 @@ def _entropies(results: Sequence[TextResult]) -> dict[tuple[str, int], float]:
 
 
 def seconds_by_kind(results: Sequence[Result]) -> Numbers:
-    """The times that were measured, if they were."""
+    """Return the times that were measured, if they were."""
     return next((result.numbers for result in measured(results, Speed.kind)), {})
 
 
@@ -269,7 +269,7 @@ def speed_verdict(setup: TextSetup, seconds: Numbers) -> Verdict:
 
 
 def speed_figure(setup: TextSetup, seconds: Numbers) -> Figure:
-    """Times of each kind, in those of ReLUFormer."""
+    """Draw the times of each kind, in those of ReLUFormer."""
     relative = ratios(seconds)
     rows = tuple(
         (name, round(1e3 * median(times), 2), round(relative[name].mean if name in relative else 1.0, 3))
