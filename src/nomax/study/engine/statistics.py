@@ -44,6 +44,11 @@ class Interval:
         return math.isfinite(self.low) and math.isfinite(self.high)
 
 
+def turned(interval: Interval) -> Interval:
+    """Return the interval of minus the number."""
+    return Interval(-interval.mean, -interval.high, -interval.low)
+
+
 @dataclass(frozen=True)
 class Best:
     """The place of the best mean on a grid, with its 95 % interval and every resampled place."""

@@ -107,6 +107,18 @@ def difference(interval: Interval, unit: str = "points", more: str = "higher", l
     return f"{word} by {mean} {unit} [{', '.join(ends)}]"
 
 
+def spread(interval: Interval, digits: int = 3, signed: bool = False, unit: str = "") -> str:
+    """Format a number with its interval."""
+    sign = "+" if signed else ""
+
+    def form(value: float) -> str:
+        return f"{value:{sign}.{digits}f}".replace("-", "−") if value == value else "unknown"
+
+    if not interval.known:
+        return f"{form(interval.mean)}{unit} (no interval: too few runs)"
+    return f"{form(interval.mean)}{unit} [{form(interval.low)}, {form(interval.high)}]"
+
+
 def plain(numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Return numbers as JSON has them: an interval is a list [mean, low, high], and what is not known is null."""
     return {name: _plain(value) for name, value in numbers.items()}

@@ -34,6 +34,7 @@ from nomax.study.engine.statistics import (
     pooled,
     ratio,
     repeated,
+    turned,
     values,
 )
 from nomax.study.engine.verdict import MARGIN, Verdict, above, agree, basis, percent, points, worst
@@ -242,8 +243,7 @@ def _no_winner(ground: Ground) -> Verdict:
         f"A clear win would be a lead of more than {100 * MARGIN:g} point: reproduced if the interval is below that, "
         "contradicted if above."
     )
-    # The question turned round: the lead is to be below the margin.
-    outcome = above(Interval(-lead.mean, -lead.high, -lead.low), -MARGIN)
+    outcome = above(turned(lead), -MARGIN)  # the lead is to be below the margin
     numbers = {"lead": lead, "accuracy": {name: means[name] for name in ranked}, "to the median": behind}
     return ground.settle("W-h", outcome, sentence, numbers, {"the lead": comparison(cells, [MARGIN], margin=MARGIN)})
 

@@ -23,8 +23,8 @@ from nomax.phi import SOFTMAX, Phi
 from nomax.study.engine.experiment import ViTMeasurement, vit_macs
 from nomax.study.engine.figure import BROKEN, MARKERS, Figure, Table, handle, legend, nothing_yet, plain_powers, sheet
 from nomax.study.engine.result import ImageResult, Numbers, Result, measured
-from nomax.study.engine.statistics import Interval, contrast, slope_weights
-from nomax.study.engine.verdict import Verdict, above, plain
+from nomax.study.engine.statistics import contrast, slope_weights, turned
+from nomax.study.engine.verdict import Verdict, above, plain, spread
 from nomax.study.images.setup import Setup, source
 from nomax.train.console import Stop
 
@@ -151,7 +151,7 @@ def initial_verdict(starts: tuple[Start, ...], setup: Setup) -> Verdict:
     }
     exponents_said = ", ".join(f"{name} {value:.2f}".replace("-", "−") for name, value in others.items())
     sentence = (
-        f"In untrained models the mean weight of relu/L falls as L^{_interval(power)} from L = {lengths[0]} to "
+        f"In untrained models the mean weight of relu/L falls as L^{spread(power, 2)} from L = {lengths[0]} to "
         f"{lengths[-1]} ({len(SEEDS)} initialisations, {IMAGES} images). L times the mean is {listed}; "
         f"for normal scores it would be {EXPECTED['relu']:.2f}, in softmax it is 1. "
         + (f"Exponents of others at α = 1: {exponents_said}. " if exponents_said else "")
@@ -163,8 +163,7 @@ def initial_verdict(starts: tuple[Start, ...], setup: Setup) -> Verdict:
         "L times the mean weight": {name: sums(starts, name) for name in ("relu", *others)},
         "expected": {name: EXPECTED[name] for name in ("relu", *others) if name in EXPECTED},
     }
-    # The question turned round: minus the exponent is to be above.
-    outcome = above(Interval(-power.mean, -power.high, -power.low), FAST_ENOUGH)
+    outcome = above(turned(power), FAST_ENOUGH)
     model = setup.models[0]
     scale = f"{model} untrained, L = {', '.join(map(str, lengths))}, {setup.image_size}-pixel {setup.data}, qk-norm"
     return Verdict("W-init", outcome, sentence, scale, list(SEEDS), plain(numbers))
@@ -261,11 +260,6 @@ def _paint_initial(starts: tuple[Start, ...], setup: Setup) -> Any:
     ]
     legend(picture, [*handles, handle("softmax", color=_figures.colour_of(SOFTMAX).light, lw=1.3, ls=BROKEN)])
     return picture
-
-
-def _interval(power: Interval) -> str:
-    low, mean, high = (f"{value:.2f}".replace("-", "−") for value in (power.low, power.mean, power.high))
-    return f"{mean} [{low}, {high}]"
 
 
 Points = Sequence[Mapping[str, Any]]  # the recorded steps of a run: {"step": …, "layers": [{"row_sum": …}, …]}

@@ -20,8 +20,18 @@ from nomax.study.engine.experiment import RELUFORMERS, TextExperiment
 from nomax.study.engine.figure import Figure
 from nomax.study.engine.measures import FAR, FREQUENT
 from nomax.study.engine.result import TextResult, where
-from nomax.study.engine.statistics import Comparison, Interval, comparison, contrast, paired, pooled, repeated, values
-from nomax.study.engine.verdict import Outcome, Premise, Verdict, above, difference, worst
+from nomax.study.engine.statistics import (
+    Comparison,
+    Interval,
+    comparison,
+    contrast,
+    paired,
+    pooled,
+    repeated,
+    turned,
+    values,
+)
+from nomax.study.engine.verdict import Outcome, Premise, Verdict, above, difference, spread, worst
 from nomax.study.text.setup import TextSetup
 from nomax.study.text.shared import (
     MARGIN,
@@ -34,9 +44,7 @@ from nomax.study.text.shared import (
     loss,
     measurement,
     nats,
-    spread,
     translates,
-    turned,
 )
 
 TITLE = "Is ReLU attention better for long documents?"

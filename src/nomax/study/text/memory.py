@@ -18,8 +18,8 @@ from nomax.phi import SOFTMAX
 from nomax.study.engine.experiment import TextExperiment
 from nomax.study.engine.figure import Figure
 from nomax.study.engine.result import TextResult, finals, where
-from nomax.study.engine.statistics import comparison, contrast, pooled
-from nomax.study.engine.verdict import Verdict, above, within, worst
+from nomax.study.engine.statistics import comparison, contrast, pooled, turned
+from nomax.study.engine.verdict import Verdict, above, spread, within, worst
 from nomax.study.text.setup import TextSetup
 from nomax.study.text.shared import (
     MARGIN,
@@ -32,9 +32,7 @@ from nomax.study.text.shared import (
     judged,
     loss,
     measurement,
-    spread,
     translates,
-    turned,
 )
 
 TITLE = "Is a feed-forward layer a memory, and does softmax harm it?"

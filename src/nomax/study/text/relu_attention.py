@@ -32,23 +32,10 @@ from nomax.study.engine.experiment import (
 )
 from nomax.study.engine.figure import BROKEN, Figure, Table, draw_intervals, nothing_yet, sheet
 from nomax.study.engine.result import Numbers, Result, TextResult, measured, trained, where
-from nomax.study.engine.statistics import Interval, comparison, paired, pooled, ratio, values
-from nomax.study.engine.verdict import Premise, Verdict, above, difference, plain, worst
+from nomax.study.engine.statistics import Interval, comparison, paired, pooled, ratio, turned, values
+from nomax.study.engine.verdict import Premise, Verdict, above, difference, plain, spread, worst
 from nomax.study.text.setup import TextSetup
-from nomax.study.text.shared import (
-    MARGIN,
-    Lead,
-    Panel,
-    basis,
-    compare,
-    judged,
-    listing,
-    loss,
-    measurement,
-    spread,
-    translates,
-    turned,
-)
+from nomax.study.text.shared import MARGIN, Lead, Panel, basis, compare, judged, listing, loss, measurement, translates
 from nomax.train.console import Stop
 
 TITLE = "Can ReLU replace softmax in attention for text?"

@@ -24,7 +24,7 @@ from nomax.study.engine.figure import (
 )
 from nomax.study.engine.result import TextResult, where
 from nomax.study.engine.statistics import Comparison, Interval, paired, pooled, seeds, values
-from nomax.study.engine.verdict import Outcome, Premise, Verdict, agree, difference, learned, plain, settle
+from nomax.study.engine.verdict import Outcome, Premise, Verdict, agree, difference, learned, plain, settle, spread
 from nomax.study.engine.verdict import basis as basis_of
 from nomax.study.text.setup import TextSetup
 
@@ -78,23 +78,6 @@ def basis(results: Sequence[TextResult], cells: dict[Cell, list[float]]) -> str:
 def nats(interval: Interval) -> str:
     """Format a difference of losses: "+0.031 nats [−0.004, +0.066]"."""
     return f"{spread(interval, signed=True, unit=' nats')}"
-
-
-def spread(interval: Interval, digits: int = 3, signed: bool = False, unit: str = "") -> str:
-    """Format a number with its interval."""
-    sign = "+" if signed else ""
-
-    def said(value: float) -> str:
-        return f"{value:{sign}.{digits}f}".replace("-", "−") if value == value else "unknown"
-
-    if not interval.known:
-        return f"{said(interval.mean)}{unit} (no interval: too few runs)"
-    return f"{said(interval.mean)}{unit} [{said(interval.low)}, {said(interval.high)}]"
-
-
-def turned(interval: Interval) -> Interval:
-    """Return the interval of minus the number."""
-    return Interval(-interval.mean, -interval.high, -interval.low)
 
 
 def scale(results: Sequence[TextResult], setup: TextSetup) -> str:
