@@ -9,8 +9,9 @@ seeds the plain percentile interval holds the truth three times in four; this on
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from statistics import fmean
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,7 @@ T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # t
 
 Floats = npt.NDArray[np.float64]
 Cell = TypeVar("Cell", bound=Hashable)
+Columns = str | tuple[str, ...]  # of results, whose values make a cell
 
 
 @dataclass(frozen=True)
@@ -230,17 +232,31 @@ def ten_shot(result: ImageResult) -> float | None:
 
 
 def values(
-    results: Sequence[AnyResult],
-    cell: Callable[[AnyResult], Cell],
+    results: Sequence[AnyResult], columns: Columns, score: Callable[[AnyResult], float | None]
+) -> dict[tuple[Any, int], float]:
+    """Return the score of each (cell, seed) that has one. A cell is the value of a column, or the values of several."""
+    cell = attrgetter(*([columns] if isinstance(columns, str) else columns))
+    return {(cell(result), result.seed): value for result in results if (value := score(result)) is not None}
+
+
+def by_cell(
+    results: Sequence[AnyResult], columns: Columns, score: Callable[[AnyResult], float | None]
+) -> dict[Any, list[float]]:
+    """Return the scores of each cell, over the seeds."""
+    cells: dict[Any, list[float]] = {}
+    for (cell, _), value in values(results, columns, score).items():
+        cells.setdefault(cell, []).append(value)
+    return cells
+
+
+def differences(
+    first: Sequence[AnyResult],
+    second: Sequence[AnyResult],
+    columns: Columns,
     score: Callable[[AnyResult], float | None],
-) -> dict[tuple[Cell, int], float]:
-    """Return what each (cell, seed) counts for."""
-    by_cell = {}
-    for result in results:
-        value = score(result)
-        if value is not None:
-            by_cell[cell(result), result.seed] = value
-    return by_cell
+) -> dict[Any, list[float]]:
+    """Return the scores of the first results minus those of the second, at equal cell and seed."""
+    return paired(values(first, columns, score), values(second, columns, score))
 
 
 def repeated(cells: Mapping[Cell, Sequence[float]]) -> dict[Cell, Sequence[float]]:
@@ -322,7 +338,7 @@ def _curves(
     """Return the grid of α, and the scores over it of every seed that has them all."""
     grid = sorted({result.alpha for result in results})
     by_seed: dict[int, dict[float, float]] = {}
-    for (alpha, seed), value in values(results, lambda result: result.alpha, score).items():
+    for (alpha, seed), value in values(results, "alpha", score).items():
         by_seed.setdefault(seed, {})[alpha] = value
     whole = [by_seed[seed] for seed in sorted(by_seed) if len(by_seed[seed]) == len(grid)]
     return grid, [[by_alpha[alpha] for alpha in grid] for by_alpha in whole]

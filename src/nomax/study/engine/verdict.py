@@ -5,14 +5,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from nomax.study.claims import CLAIMS
 from nomax.study.engine.result import AnyResult, ImageResult, Result, TrainedResult
-from nomax.study.engine.statistics import Cell, Comparison, Interval, lengths, repeated, seeds, values
-
-if TYPE_CHECKING:
-    from nomax.study.images.setup import Setup
+from nomax.study.engine.statistics import Cell, Columns, Comparison, Interval, by_cell, lengths, repeated, seeds
 
 Outcome = Literal["reproduced", "contradicted", "undecided"]
 
@@ -143,7 +140,7 @@ def _signed(value: float) -> str:
 CHANCE_NOTE = "A run that diverged counts as chance and is marked with a cross; one that failed is left out."
 
 
-def scale(results: Sequence[ImageResult], setup: "Setup") -> str:
+def scale(results: Sequence[ImageResult], image_size: int) -> str:
     """Say at which scale the runs speak: "pico, L = 16, 49, 28-pixel fashion-mnist-small, 150 steps of 64 images"."""
     if not results:
         return "no runs"
@@ -152,7 +149,7 @@ def scale(results: Sequence[ImageResult], setup: "Setup") -> str:
     batch = ", ".join(f"{count:,}" for count in sorted({result.batch_size for result in results}))
     data = ", ".join(sorted({result.data for result in results}))
     tokens = ", ".join(map(str, lengths(results)))
-    return f"{sizes}, L = {tokens}, {setup.image_size}-pixel {data}, {steps} steps of {batch} images"
+    return f"{sizes}, L = {tokens}, {image_size}-pixel {data}, {steps} steps of {batch} images"
 
 
 def basis(results: Sequence[TrainedResult], cells: Mapping[Cell, Sequence[float]], lost_counts: str = "chance") -> str:
@@ -182,33 +179,29 @@ def learned(
     baseline: Sequence[AnyResult],
     score: Callable[[AnyResult], float | None],
     bar: float,
-    cell: Callable[[AnyResult], Cell],
+    columns: Columns,
     *,
-    compared: Iterable[Cell] | None = None,
-    name: str = "softmax",
+    compared: Iterable[Any] | None = None,
     say: Callable[[float], str] = percent,
-    say_cell: Callable[[Cell], str] = str,
+    say_cell: Callable[[Any], str] = str,
 ) -> Premise:
-    """State that the baseline has learned: its mean over seeds is at or above the bar in every cell compared.
+    """State that softmax, the baseline, has learned: its mean over seeds reaches the bar in every cell compared.
 
     score: the larger, the better. compared: the cells that the verdict rests on; if not given, all of the baseline's.
     """
-    by_cell: dict[Cell, list[float]] = {}
-    for (place, _), value in values(baseline, cell, score).items():
-        by_cell.setdefault(place, []).append(value)
-    means = {place: fmean(entries) for place, entries in by_cell.items()}
+    means = {cell: fmean(entries) for cell, entries in by_cell(baseline, columns, score).items()}
     wanted = list(means) if compared is None else list(dict.fromkeys(compared))
     remedy = "Train longer, or train a larger model, until the baseline reaches the bar."
-    missing = [place for place in wanted if place not in means]
+    missing = [cell for cell in wanted if cell not in means]
     if not wanted or missing:
         where = f" at {', '.join(map(say_cell, missing))}" if missing else ""
-        return Premise(f"{name} has not been run{where}", False, f"Run the {name} baseline.")
-    low = [place for place in wanted if means[place] < bar]
+        return Premise(f"softmax has not been run{where}", False, "Run the softmax baseline.")
+    low = [cell for cell in wanted if means[cell] < bar]
     if low:
-        listed = ", ".join(f"{say(means[place])} at {say_cell(place)}" for place in low)
-        return Premise(f"{name} has not learned enough: {listed}, below the bar of {say(bar)}", False, remedy)
-    least = min(means[place] for place in wanted)
-    return Premise(f"{name} has learned: at least {say(least)} everywhere, and the bar is {say(bar)}", True)
+        listed = ", ".join(f"{say(means[cell])} at {say_cell(cell)}" for cell in low)
+        return Premise(f"softmax has not learned enough: {listed}, below the bar of {say(bar)}", False, remedy)
+    least = min(means[cell] for cell in wanted)
+    return Premise(f"softmax has learned: at least {say(least)} everywhere, and the bar is {say(bar)}", True)
 
 
 def agree(metrics: Mapping[str, Interval], bound: float = 0.0) -> Premise:

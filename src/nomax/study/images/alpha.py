@@ -29,6 +29,7 @@ from nomax.study.engine.statistics import (
     best_alpha,
     comparison,
     contrast,
+    differences,
     lengths,
     paired,
     pooled,
@@ -148,11 +149,8 @@ def figures(
 
 def _match(results: Sequence[ImageResult]) -> str:
     """Say how far relu/L is ahead of softmax; empty if no length and seed has both."""
-    relu, softmax = (
-        values(where(results, phi=phi, qk_norm=True, gate=None), lambda result: result.tokens, accuracy)
-        for phi in ("relu/L", SOFTMAX)
-    )
-    cells = paired(relu, softmax)
+    plain = where(results, qk_norm=True, gate=None)
+    cells = differences(where(plain, phi=RELU), where(plain, phi=SOFTMAX), "tokens", accuracy)
     if not cells:
         return ""
     by_length = ", ".join(
@@ -221,7 +219,7 @@ def _no_winner(ground: Ground) -> Verdict:
     """Judge the best h against the next that is not its twin. Choosing it after the fact makes the lead look larger."""
     results = where(ground.same, alpha=1.0)
     by_h = {
-        name: values(where(results, activation=name), lambda result: result.tokens, accuracy)
+        name: values(where(results, activation=name), "tokens", accuracy)
         for name in dict.fromkeys(result.activation for result in results)
     }
     shared = over_alpha.shared_by_most(by_h)
@@ -250,12 +248,12 @@ def _no_winner(ground: Ground) -> Verdict:
 
 def _degrades(ground: Ground) -> Verdict:
     """Judge what α = 1 gains over α = 0, and how much more it gains at the longest length than at the shortest."""
-    cells, own = (repeated(_gains(results)) for results in (ground.same, ground.own))
+    cells, own = (repeated(over_alpha.gains(results)) for results in (ground.same, ground.own))
     if not cells:
         return ground.nothing("W-degrade", "No seed has both α = 0 and α = 1 yet")
     drop, own_drop = pooled(cells), pooled(own)
     ends = sorted({tokens for _, tokens in cells})
-    by_length = {tokens: pooled({cell: cells[cell] for cell in cells if cell[1] == tokens}) for tokens in ends}
+    by_length = over_alpha.by_length(cells)
     relu = {tokens: contrast([cells["relu", tokens]]) for tokens in ends if ("relu", tokens) in cells}
     growth, weights, chosen = growth_with_length(cells, {result.tokens: result.data for result in ground.same})
     listed = "; ".join(f"L = {tokens}: {points(gain)}" for tokens, gain in by_length.items())
@@ -272,15 +270,6 @@ def _degrades(ground: Ground) -> Verdict:
     }
     premise = agree({"softmax's rate for all": drop, "each φ's own rate": own_drop})
     return ground.settle("W-degrade", outcome, sentence, numbers, comparisons, [premise])
-
-
-def _gains(results: Sequence[ImageResult]) -> dict[tuple[str, int], list[float]]:
-    """Return α = 1 minus α = 0, by h and length."""
-    scaled, unscaled = (
-        values(where(results, alpha=alpha), lambda result: (result.activation, result.tokens), accuracy)
-        for alpha in (1.0, 0.0)
-    )
-    return paired(scaled, unscaled)
 
 
 def growth_with_length(
@@ -326,11 +315,8 @@ def _identity(ground: Ground) -> Verdict:
 
 def _nonlinearity(results: Sequence[ImageResult]) -> dict[int, list[float]]:
     """Return relu minus identity at α = 1, by length."""
-    relu, identity = (
-        values(where(results, activation=name, alpha=1.0), lambda result: result.tokens, accuracy)
-        for name in ("relu", "identity")
-    )
-    return paired(relu, identity)
+    relu, identity = (where(results, activation=name, alpha=1.0) for name in ("relu", "identity"))
+    return differences(relu, identity, "tokens", accuracy)
 
 
 def speed_measurements() -> list[AttentionSpeed]:

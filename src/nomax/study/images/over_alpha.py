@@ -25,7 +25,7 @@ from nomax.study.engine.figure import (
     sheet,
 )
 from nomax.study.engine.result import ImageResult, where
-from nomax.study.engine.statistics import Comparison, Interval, accuracy, lengths, seeds
+from nomax.study.engine.statistics import Comparison, Interval, accuracy, differences, lengths, pooled, seeds
 from nomax.study.engine.verdict import (
     CHANCE_NOTE,
     Outcome,
@@ -121,7 +121,7 @@ class Ground:
             outcome,
             f"{sentence}{self.left_out}",
             results=self.same,
-            scale=scale(self.same, self.setup),
+            scale=scale(self.same, self.setup.image_size),
             numbers=plain(numbers),
             premises=[*self.premises, *premises],
             comparisons=comparisons,
@@ -133,14 +133,14 @@ def ground(results: Sequence[ImageResult], setup: Setup) -> Ground:
     same = [result for result in results if result.lr == setup.lr]
     softmax = where(same, activation=SOFTMAX, qk_norm=True, gate=None)
     premises = {
-        tokens: learned(here, accuracy, bar(here[0].data), lambda result: result.tokens, say_cell=_say_length)
+        tokens: learned(here, accuracy, bar(here[0].data), "tokens", say_cell=_say_length)
         for tokens in lengths(softmax)
         if (here := where(softmax, tokens=tokens))
     }
     kept = [tokens for tokens, premise in premises.items() if premise.holds]
     short = "; ".join(premise.sentence for premise in premises.values() if not premise.holds)
     if not kept:
-        whole = list(premises.values()) or [learned([], accuracy, 0.0, lambda result: result.tokens)]
+        whole = list(premises.values()) or [learned([], accuracy, 0.0, "tokens")]
         return Ground(setup, same, same, whole, "")
     own = [result for result in results if result.lr == setup.own_rate(result.phi)]
     same, own = ([result for result in some if result.tokens in kept] for some in (same, own))
@@ -155,6 +155,19 @@ def bar(data: str) -> float:
 
 def _say_length(tokens: int) -> str:
     return f"L = {tokens}"
+
+
+def gains(results: Sequence[ImageResult]) -> dict[tuple[str, int], list[float]]:
+    """Return what α = 1 gains over α = 0, by h and length."""
+    return differences(where(results, alpha=1.0), where(results, alpha=0.0), ("activation", "tokens"), accuracy)
+
+
+def by_length(cells: Mapping[tuple[str, int], Sequence[float]]) -> dict[int, Interval]:
+    """Return the mean over h at each length, the shortest first."""
+    return {
+        tokens: pooled({cell: entries for cell, entries in cells.items() if cell[1] == tokens})
+        for tokens in sorted({tokens for _, tokens in cells})
+    }
 
 
 def shared_by_most(by_name: Mapping[str, Mapping[tuple[int, int], float]]) -> set[tuple[int, int]]:

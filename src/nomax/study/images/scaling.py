@@ -35,13 +35,12 @@ from nomax.study.engine.statistics import (
     accuracy,
     comparison,
     contrast,
-    paired,
+    differences,
     pooled,
     repeated,
     seeds,
     slope_weights,
     ten_shot,
-    values,
 )
 from nomax.study.engine.verdict import (
     CHANCE_NOTE,
@@ -155,14 +154,18 @@ def collect(results: Sequence[ImageResult], score: Callable[[ImageResult], float
 def _matches(claim: str, name: str, results: Sequence[ImageResult], setup: Setup) -> Verdict:
     score = SCORES[name]
     judged = [result for result in results if result.phi in PHIS]
-    relu, softmax = (values(where(judged, phi=phi), lambda result: result.variant, score) for phi in (RELU, SOFTMAX))
     flops = {result.variant: result.train_flops for result in judged}
-    cells = dict(sorted(paired(relu, softmax).items(), key=lambda item: flops[item[0]]))
+    cells = dict(
+        sorted(
+            differences(where(judged, phi=RELU), where(judged, phi=SOFTMAX), "variant", score).items(),
+            key=lambda item: flops[item[0]],
+        )
+    )
     measured = [result for result in judged if result.status == "done" and score(result) is not None]
     if not cells or not measured:
         what = "has both relu/L and softmax finished" if measured or name == "accuracy" else f"has a {name} (no probes)"
         sentence = f"No size and seed {what}: nothing to judge."
-        return settle(claim, "undecided", sentence, results=judged, scale=scale(judged, setup), numbers={})
+        return settle(claim, "undecided", sentence, results=judged, scale=scale(judged, setup.image_size), numbers={})
     difference = pooled(cells)
     by_size = {variant: contrast([entries]) for variant, entries in cells.items()}
     steeper, at_most = trend(cells, flops)
@@ -202,7 +205,7 @@ def _matches(claim: str, name: str, results: Sequence[ImageResult], setup: Setup
         outcome,
         sentence,
         results=judged,
-        scale=scale(judged, setup),
+        scale=scale(judged, setup.image_size),
         numbers=plain(numbers),
         premises=_premises(where(judged, phi=SOFTMAX), list(cells), collect(judged, accuracy)),
         comparisons={"the difference": comparison(cells, [-MARGIN], margin=MARGIN)},
@@ -213,10 +216,10 @@ def _premises(softmax: Sequence[ImageResult], compared: Sequence[str], models: S
     """State that softmax has learned at every size, best at the largest, and gains from compute."""
     bar = ACCURACY_BARS.get(softmax[0].data, 0.5) if softmax else 0.5
     largest = max(softmax, key=lambda result: result.train_flops).variant if softmax else ""
-    premises = [learned(softmax, accuracy, bar, lambda result: result.variant, compared=compared)]
+    premises = [learned(softmax, accuracy, bar, "variant", compared=compared)]
     if softmax and softmax[0].data in LARGEST_BARS:
         top = where(softmax, variant=largest)
-        premises.append(learned(top, accuracy, LARGEST_BARS[softmax[0].data], lambda result: result.variant))
+        premises.append(learned(top, accuracy, LARGEST_BARS[softmax[0].data], "variant"))
     slope = _slope([point for point in models if point.phi == SOFTMAX])
     if math.isfinite(slope):
         change = f"{100 * slope:+.1f} points".replace("-", "−")

@@ -23,9 +23,10 @@ from nomax.study.engine.result import TextResult, where
 from nomax.study.engine.statistics import (
     Comparison,
     Interval,
+    by_cell,
     comparison,
     contrast,
-    paired,
+    differences,
     pooled,
     repeated,
     turned,
@@ -33,19 +34,7 @@ from nomax.study.engine.statistics import (
 )
 from nomax.study.engine.verdict import Outcome, Premise, Verdict, above, difference, spread, worst
 from nomax.study.text.setup import TextSetup
-from nomax.study.text.shared import (
-    MARGIN,
-    Panel,
-    basis,
-    collected,
-    compare,
-    figure,
-    judged,
-    loss,
-    measurement,
-    nats,
-    translates,
-)
+from nomax.study.text.shared import MARGIN, Panel, basis, compare, figure, judged, loss, measurement, nats, translates
 
 TITLE = "Is ReLU attention better for long documents?"
 CLAIMS = ("S-long", "S-distant")
@@ -97,7 +86,7 @@ def figures(results: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
 
 def verdicts(results: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
     """Judge the two claims."""
-    return [_grows(results, setup), _distant([result for result in results if result.tokens >= LONG], setup)]
+    return [_grows(results), _distant([result for result in results if result.tokens >= LONG])]
 
 
 def _figure(results: Sequence[TextResult], panels: list[Panel], name: str, title: str, caption: str) -> Figure:
@@ -107,8 +96,8 @@ def _figure(results: Sequence[TextResult], panels: list[Panel], name: str, title
     )
 
 
-def _grows(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
-    ahead = compare(where(results, attention=OURS), where(results, attention=SOFTMAX), lambda result: result.tokens)
+def _grows(results: Sequence[TextResult]) -> Verdict:
+    ahead = compare(where(results, attention=OURS), where(results, attention=SOFTMAX), "tokens")
     used = repeated(ahead.cells)
     short = {length: entries for length, entries in used.items() if length < LONG}
     long = {length: entries for length, entries in used.items() if length >= LONG}
@@ -127,7 +116,7 @@ def _grows(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
         "the lead at long lengths": comparison(long, [0.0], margin=MARGIN, unit="nats"),
         "the lead at short ones": comparison(short, [-MARGIN], margin=MARGIN, unit="nats"),
     }
-    return _if_translated("S-long", outcome, sentence, results, setup, numbers, ahead.agreement, noise)
+    return _if_translated("S-long", outcome, sentence, results, numbers, ahead.agreement, noise)
 
 
 def _difference(first: dict[int, Sequence[float]], second: dict[int, Sequence[float]]) -> Interval:
@@ -137,15 +126,10 @@ def _difference(first: dict[int, Sequence[float]], second: dict[int, Sequence[fl
     return contrast([*first.values(), *second.values()], weights)
 
 
-def _distant(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
-    leads = {}
-    for name in ("distant", "frequent"):
-        ours, softmax = (
-            values(where(results, attention=kind), lambda result: result.tokens, measurement(name))
-            for kind in (OURS, SOFTMAX)
-        )
-        leads[name] = pooled(paired(ours, softmax))
-    everywhere = values(results, lambda result: result.tokens, measurement("frequent_keys"))
+def _distant(results: Sequence[TextResult]) -> Verdict:
+    ours, softmax = (where(results, attention=kind) for kind in (OURS, SOFTMAX))
+    leads = {name: pooled(differences(ours, softmax, "tokens", measurement(name))) for name in ("distant", "frequent")}
+    everywhere = values(results, "tokens", measurement("frequent_keys"))
     share = sum(everywhere.values()) / len(everywhere) if everywhere else float("nan")
     sentence = (
         f"From {LONG} tokens on rows of ReLUFormer's encoder have {spread(leads['distant'], signed=True)} more of "
@@ -155,7 +139,7 @@ def _distant(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
         "the second below, contradicted if one lies on the other side"
     )
     outcome = worst([above(leads["distant"], 0), above(turned(leads["frequent"]), 0)])
-    return _if_translated("S-distant", outcome, sentence, results, setup, {**leads, "share of frequent pieces": share})
+    return _if_translated("S-distant", outcome, sentence, results, {**leads, "share of frequent pieces": share})
 
 
 def _if_translated(
@@ -163,7 +147,6 @@ def _if_translated(
     outcome: Outcome,
     sentence: str,
     results: Sequence[TextResult],
-    setup: TextSetup,
     numbers: dict[str, Any],
     premises: Sequence[Premise] = (),
     noise: dict[str, Comparison | None] | None = None,
@@ -171,8 +154,7 @@ def _if_translated(
     """Return the verdict: undecided where models of long documents make nothing of their sources."""
     long = [result for result in results if result.tokens >= LONG]
     ours, softmax = (
-        pooled(collected(where(long, attention=kind), lambda result: result.tokens, measurement("source_use")))
-        for kind in (OURS, SOFTMAX)
+        pooled(by_cell(where(long, attention=kind), "tokens", measurement("source_use"))) for kind in (OURS, SOFTMAX)
     )
     reads = all(above(use, MARGIN) == "reproduced" for use in (ours, softmax))
     premise = (
@@ -182,5 +164,5 @@ def _if_translated(
     remedy = "Train longer, until models of long documents use their sources."
     sentence += f", undecided unless both costs of another source are above {MARGIN:g}."
     numbers = {**numbers, "use of the source": {OURS: ours, SOFTMAX: softmax}}
-    premises = [translates(results, lambda result: result.tokens), Premise(premise, reads, remedy), *premises]
-    return judged(claim, outcome, sentence, results, setup, numbers, premises, noise)
+    premises = [translates(results, "tokens"), Premise(premise, reads, remedy), *premises]
+    return judged(claim, outcome, sentence, results, numbers, premises, noise)

@@ -66,7 +66,7 @@ def verdicts(results: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
     by_h = {name: where(swept, activation=name) for name in dict.fromkeys(result.activation for result in swept)}
     alphas = best_alpha(by_h, quality, NEAR)
     best, cells = alphas.best, alphas.leads
-    over_half = pooled(lead(where(swept, alpha=1.0), where(swept, alpha=0.5), lambda result: result.activation))
+    over_half = pooled(lead(where(swept, alpha=1.0), where(swept, alpha=0.5), "activation"))
     listed = ", ".join(f"{name} {place.place:g}" for name, place in best.items())
     sentence = (
         f"The best α within {NEAR:g} of 1 is ahead of the best further away, both as the other seeds choose them, by "
@@ -83,7 +83,7 @@ def verdicts(results: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
         "best": {name: [place.place, place.low, place.high] for name, place in best.items()},
     }
     noise = {"the lead": comparison(cells, [0.0], margin=MARGIN, unit="nats", over="settings")}
-    return [judged("Q-text", above(alphas.lead, 0), sentence, results, setup, numbers, [_learned(results)], noise)]
+    return [judged("Q-text", above(alphas.lead, 0), sentence, results, numbers, [_learned(results)], noise)]
 
 
 def _learned(results: Sequence[TextResult]) -> Premise:
@@ -98,7 +98,7 @@ def _learned(results: Sequence[TextResult]) -> Premise:
         baseline,
         gain,
         LEARNED,
-        lambda result: result.data,
+        "data",
         say=lambda value: f"{value:.2f} nats better than a uniform guess",
     )
 

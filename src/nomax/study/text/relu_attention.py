@@ -32,8 +32,8 @@ from nomax.study.engine.experiment import (
 )
 from nomax.study.engine.figure import BROKEN, Figure, Table, draw_intervals, nothing_yet, sheet
 from nomax.study.engine.result import Numbers, Result, TextResult, measured, trained, where
-from nomax.study.engine.statistics import Interval, comparison, paired, pooled, ratio, turned, values
-from nomax.study.engine.verdict import Premise, Verdict, above, difference, plain, spread, worst
+from nomax.study.engine.statistics import Interval, comparison, differences, pooled, ratio, turned
+from nomax.study.engine.verdict import Verdict, above, difference, plain, spread, worst
 from nomax.study.text.setup import TextSetup
 from nomax.study.text.shared import MARGIN, Lead, Panel, basis, compare, judged, listing, loss, measurement, translates
 from nomax.train.console import Stop
@@ -134,9 +134,9 @@ def verdicts(results: Sequence[Result], setup: TextSetup) -> list[Verdict]:
     """Judge the four claims."""
     models = trained(results)
     return [
-        _diverges(models, setup),
-        _factor(models, setup),
-        _losses(models, setup),
+        _diverges(models),
+        _factor(models),
+        _losses(models),
         speed_verdict(setup, seconds_by_kind(results)),
     ]
 
@@ -156,11 +156,11 @@ def _kinds(setup: TextSetup, seed: int) -> list[TextExperiment]:
 def _compared(results: Sequence[TextResult], first: str, second: str) -> tuple[Lead, str, list[TextResult]]:
     """Return how far the first is ahead of the second, what that rests on in words, and its runs."""
     chosen = where(results, attention=first) + where(results, attention=second)
-    ahead = compare(where(results, attention=first), where(results, attention=second), lambda result: result.data)
+    ahead = compare(where(results, attention=first), where(results, attention=second), "data")
     return ahead, basis(chosen, ahead.cells), chosen
 
 
-def _diverges(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
+def _diverges(results: Sequence[TextResult]) -> Verdict:
     behind, rests_on, compared = _compared(results, SOFTMAX, DIRECT)
     used = where(results, attention=DIRECT)
     broken = sum(result.status == "diverged" for result in used)
@@ -171,11 +171,11 @@ def _diverges(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
     )
     numbers = {"behind": behind.loss, "BLEU behind": behind.bleu_numbers, "broke off": broken}
     noise = {"the gap": comparison(behind.cells, [GAP], margin=MARGIN, unit="nats")}
-    premises = [_translates(results)]
-    return judged("S-diverge", above(behind.loss, GAP), sentence, compared, setup, numbers, premises, noise)
+    premises = [translates(results, "data")]
+    return judged("S-diverge", above(behind.loss, GAP), sentence, compared, numbers, premises, noise)
 
 
-def _factor(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
+def _factor(results: Sequence[TextResult]) -> Verdict:
     behind, rests_on, compared = _compared(results, SOFTMAX, FACTOR)
     sentence = (
         f"The loss of softmax is {behind.words()} than with the factor alone ({rests_on}). {BLEU} Reproduced if the "
@@ -183,15 +183,16 @@ def _factor(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
     )
     outcome = worst([above(behind.loss, 0), above(turned(behind.loss), -GAP)])
     noise = {"the gap": comparison(behind.cells, [0.0, GAP], margin=MARGIN, unit="nats")}
-    premises = [_translates(results), *behind.agreement]
+    premises = [translates(results, "data"), *behind.agreement]
     numbers = {"behind": behind.loss, "BLEU behind": behind.bleu_numbers}
-    return judged("S-factor", outcome, sentence, compared, setup, numbers, premises, noise)
+    return judged("S-factor", outcome, sentence, compared, numbers, premises, noise)
 
 
-def _losses(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
+def _losses(results: Sequence[TextResult]) -> Verdict:
     ahead, rests_on, compared = _compared(results, OURS, SOFTMAX)
     gain, entropy = (_compared(results, OURS, other)[0] for other in (UNNORMALISED, RELUFORMERS[True, False]))
-    fall = pooled(paired(*(_entropies(where(results, attention=kind)) for kind in (OURS, UNNORMALISED))))
+    ours, without = (where(results, attention=kind) for kind in (OURS, UNNORMALISED))
+    fall = pooled(differences(ours, without, "data", measurement("entropy")))
     numbers: dict[str, Any] = {
         "over softmax": ahead.loss,
         "BLEU over softmax": ahead.bleu_numbers,
@@ -214,16 +215,8 @@ def _losses(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
         "the lead over softmax": comparison(ahead.cells, [-MARGIN], margin=MARGIN, unit="nats"),
         "the gain by the normalisation loss": comparison(gain.cells, [0.0], margin=MARGIN, unit="nats"),
     }
-    premises = [_translates(results), *ahead.agreement]
-    return judged("S-losses", outcome, sentence, compared, setup, numbers, premises, noise)
-
-
-def _translates(results: Sequence[TextResult]) -> Premise:
-    return translates(results, lambda result: result.data)
-
-
-def _entropies(results: Sequence[TextResult]) -> dict[tuple[str, int], float]:
-    return values(results, lambda result: result.data, measurement("entropy"))
+    premises = [translates(results, "data"), *ahead.agreement]
+    return judged("S-losses", outcome, sentence, compared, numbers, premises, noise)
 
 
 def seconds_by_kind(results: Sequence[Result]) -> Numbers:

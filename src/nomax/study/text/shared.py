@@ -23,10 +23,9 @@ from nomax.study.engine.figure import (
     sheet,
 )
 from nomax.study.engine.result import TextResult, where
-from nomax.study.engine.statistics import Comparison, Interval, paired, pooled, seeds, values
+from nomax.study.engine.statistics import Columns, Comparison, Interval, differences, pooled, seeds
 from nomax.study.engine.verdict import Outcome, Premise, Verdict, agree, difference, learned, plain, settle, spread
 from nomax.study.engine.verdict import basis as basis_of
-from nomax.study.text.setup import TextSetup
 
 Cell = TypeVar("Cell", bound=Hashable)
 
@@ -53,21 +52,9 @@ def measurement(name: str) -> Callable[[TextResult], float | None]:
     return lambda result: result.measured.get(name)
 
 
-def lead(
-    first: Sequence[TextResult], second: Sequence[TextResult], cell: Callable[[TextResult], Cell]
-) -> dict[Cell, list[float]]:
+def lead(first: Sequence[TextResult], second: Sequence[TextResult], columns: Columns) -> dict[Any, list[float]]:
     """Return by how many nats the loss of the first is lower, at equal cell and seed."""
-    return paired(values(first, cell, quality), values(second, cell, quality))
-
-
-def collected(
-    results: Sequence[TextResult], cell: Callable[[TextResult], Cell], score: Callable[[TextResult], float | None]
-) -> dict[Cell, list[float]]:
-    """Return the values of each cell, over the seeds."""
-    by_cell: dict[Cell, list[float]] = {}
-    for (place, _), value in values(results, cell, score).items():
-        by_cell.setdefault(place, []).append(value)
-    return by_cell
+    return differences(first, second, columns, quality)
 
 
 def basis(results: Sequence[TextResult], cells: dict[Cell, list[float]]) -> str:
@@ -80,7 +67,7 @@ def nats(interval: Interval) -> str:
     return f"{spread(interval, signed=True, unit=' nats')}"
 
 
-def scale(results: Sequence[TextResult], setup: TextSetup) -> str:
+def scale(results: Sequence[TextResult]) -> str:
     """Say at which scale the runs speak: "128 wide, 2+2 layers, 512 slots, 600 steps of 1,024 tokens"."""
     if not results:
         return "no runs"
@@ -131,18 +118,17 @@ class Lead:
         return f"{words}, and BLEU {difference(self.bleu, 'BLEU')}"
 
 
-def compare(first: Sequence[TextResult], second: Sequence[TextResult], cell: Callable[[TextResult], Hashable]) -> Lead:
+def compare(first: Sequence[TextResult], second: Sequence[TextResult], columns: Columns) -> Lead:
     """Return how far the first is ahead of the second."""
-    bleu = measurement("bleu")
-    return Lead(lead(first, second, cell), paired(values(first, cell, bleu), values(second, cell, bleu)))
+    return Lead(lead(first, second, columns), differences(first, second, columns, measurement("bleu")))
 
 
-def translates(results: Sequence[TextResult], cell: Callable[[TextResult], Cell]) -> Premise:
-    """State that the baseline, softmax attention with plain feed-forward layers, translates in every cell."""
+def translates(results: Sequence[TextResult], column: str) -> Premise:
+    """State that softmax attention with plain feed-forward layers translates, whatever the value of a column."""
     baseline = where(results, attention=SOFTMAX, memory="relu")
-    compared = dict.fromkeys(cell(result) for result in results)
+    compared = dict.fromkeys(getattr(result, column) for result in results)
     return learned(
-        baseline, measurement("bleu"), BLEU_BAR, cell, compared=compared, say=lambda bleu: f"{bleu:.1f} BLEU"
+        baseline, measurement("bleu"), BLEU_BAR, column, compared=compared, say=lambda bleu: f"{bleu:.1f} BLEU"
     )
 
 
@@ -151,7 +137,6 @@ def judged(
     outcome: Outcome,
     sentence: str,
     results: Sequence[TextResult],
-    setup: TextSetup,
     numbers: Mapping[str, Any],
     premises: Sequence[Premise] = (),
     comparisons: Mapping[str, Comparison | None] | None = None,
@@ -164,7 +149,7 @@ def judged(
         outcome,
         sentence,
         results=results,
-        scale=scale(results, setup),
+        scale=scale(results),
         numbers=plain(numbers),
         premises=premises,
         comparisons=comparisons,
