@@ -1,11 +1,9 @@
 """Random calls of the operation, each determined by a seed and a number, and their results against `exact`."""
 
 import math
-import os
 import random
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -289,20 +287,6 @@ def compare(case: Case, results: dict[str, Tensor], expectation: Expectation, pa
                 ratio = ratio.masked_fill(reached & ~results[name].isnan(), exact.HOPELESS)
         ratios[name] = ratio
     return ratios
-
-
-@contextmanager
-def instructions(name: str) -> Iterator[None]:
-    """Make the kernels use this instruction set."""
-    before = os.environ.get("NOMAX_ISA")
-    os.environ["NOMAX_ISA"] = name
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["NOMAX_ISA"]
-        else:
-            os.environ["NOMAX_ISA"] = before
 
 
 def _length(chance: random.Random) -> int:

@@ -69,6 +69,10 @@ def within(interval: Interval, low: float, high: float) -> Outcome:
     return "contradicted" if interval.high < low or interval.low > high else "undecided"
 
 
+ABOVE_ZERO = "Reproduced if the interval is above 0, contradicted if below."
+BOTH_ABOVE_ZERO = "Reproduced if both intervals are above 0, contradicted if one is below."
+
+
 def worst(outcomes: Iterable[Outcome]) -> Outcome:
     """Combine several parts of one claim: contradicted if one is, reproduced if all are."""
     judged = list(outcomes)

@@ -38,7 +38,18 @@ from nomax.study.engine.statistics import (
     turned,
     values,
 )
-from nomax.study.engine.verdict import MARGIN, Verdict, above, agree, basis, percent, points, worst
+from nomax.study.engine.verdict import (
+    ABOVE_ZERO,
+    BOTH_ABOVE_ZERO,
+    MARGIN,
+    Verdict,
+    above,
+    agree,
+    basis,
+    percent,
+    points,
+    worst,
+)
 from nomax.study.images import over_alpha, weights
 from nomax.study.images.over_alpha import Ground
 from nomax.study.images.setup import Setup
@@ -201,8 +212,7 @@ def _best_alpha(ground: Ground) -> Verdict:
         f"The best α within {NEAR:g} of 1 minus the best further away, both as the other seeds choose "
         f"them: {points(alphas.lead)} ({basis(results, cells)}; the interval is over the settings). "
         f"The highest mean lies within {NEAR:g} of 1 in {alphas.near} of {len(best)} pairs of h and L "
-        f"(a random choice from the grid: {alphas.by_chance:.0%}). Best α: {listed}. "
-        "Reproduced if the interval is above 0, contradicted if below."
+        f"(a random choice from the grid: {alphas.by_chance:.0%}). Best α: {listed}. {ABOVE_ZERO}"
     )
     numbers = {
         "lead": alphas.lead,
@@ -260,7 +270,7 @@ def _degrades(ground: Ground) -> Verdict:
     more = f"from the shortest to the longest it grows by {points(growth)}" if chosen else "only one length"
     sentence = (
         f"α = 1 minus α = 0, over all h and L: {points(drop)} ({basis(ground.same, cells)}); {more}. {listed}. "
-        f"{ground.beside(own_drop)}Reproduced if both intervals are above 0, contradicted if one is below."
+        f"{ground.beside(own_drop)}{BOTH_ABOVE_ZERO}"
     )
     numbers = {"drop": drop, "with its own rate": own_drop, "growth": growth, "by length": by_length, "relu": relu}
     outcome = worst([above(drop, 0), above(growth, 0)])
@@ -305,7 +315,7 @@ def _identity(ground: Ground) -> Verdict:
     used = [result for result in where(ground.same, alpha=1.0) if result.activation in ("relu", "identity")]
     sentence = (
         f"relu minus identity at α = 1: {points(gain)} ({basis(used, cells)}). {listed}. "
-        f"{ground.beside(own_gain)}Reproduced if the interval is above 0, contradicted if below."
+        f"{ground.beside(own_gain)}{ABOVE_ZERO}"
     )
     numbers = {"gain": gain, "with its own rate": own_gain, "by length": by_length}
     noise = {"the gain": comparison(cells, [0.0], margin=MARGIN)}

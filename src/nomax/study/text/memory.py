@@ -19,7 +19,7 @@ from nomax.study.engine.experiment import TextExperiment
 from nomax.study.engine.figure import Figure
 from nomax.study.engine.result import TextResult, finals, where
 from nomax.study.engine.statistics import by_cell, comparison, contrast, pooled, turned
-from nomax.study.engine.verdict import Verdict, above, spread, within, worst
+from nomax.study.engine.verdict import ABOVE_ZERO, BOTH_ABOVE_ZERO, Verdict, above, spread, within, worst
 from nomax.study.text.setup import TextSetup
 from nomax.study.text.shared import MARGIN, Lead, Panel, basis, compare, figure, judged, loss, measurement, translates
 
@@ -100,7 +100,7 @@ def _worse(results: Sequence[TextResult]) -> Verdict:
     ahead = _lead(results, PLAIN)
     sentence = (
         f"The loss of ReLU is {ahead.words()} than that of softmax ({basis(results, ahead.cells)}; lead by slots "
-        f"{_by_slots(ahead.cells)} nats). {BLEU} Reproduced if the interval is above 0, contradicted if below."
+        f"{_by_slots(ahead.cells)} nats). {BLEU} {ABOVE_ZERO}"
     )
     noise = {"the lead": comparison(ahead.cells, [0.0], margin=MARGIN, unit="nats")}
     premises = [translates(results, "slots"), *ahead.agreement]
@@ -128,7 +128,7 @@ def _many(results: Sequence[TextResult]) -> Verdict:
     sentence = (
         f"From {MANY:,} slots on the loss of ReLU is {ahead.words()} than that of softmax, and {of_normed.words()} "
         f"than that of softmax with LayerNorm ({basis(many, of_normed.cells)}). The paper finds ReLU ahead at 3,072 "
-        "and 4,096 slots. Reproduced if both intervals are above 0, contradicted if one is below."
+        f"and 4,096 slots. {BOTH_ABOVE_ZERO}"
     )
     outcome = worst([above(ahead.loss, 0), above(of_normed.loss, 0)])
     numbers = {

@@ -18,7 +18,7 @@ from nomax.study.engine.experiment import TextExperiment
 from nomax.study.engine.figure import Figure
 from nomax.study.engine.result import TextResult, where
 from nomax.study.engine.statistics import Interval, best_alpha, comparison, pooled
-from nomax.study.engine.verdict import Premise, Verdict, above, learned
+from nomax.study.engine.verdict import ABOVE_ZERO, Premise, Verdict, above, learned
 from nomax.study.text.setup import TextSetup
 from nomax.study.text.shared import MARGIN, Panel, basis, figure, judged, lead, loss, nats, quality
 
@@ -73,7 +73,7 @@ def verdicts(results: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
         f"{nats(alphas.lead)}{_said(over_half)} ({basis(swept, cells)}; the first interval is over the h). "
         f"The lowest mean lies within {NEAR:g} of 1 for {alphas.near} of {len(best)} h "
         f"(a random choice from the grid: {alphas.by_chance:.0%}). "
-        f"Best α: {listed}. {_levels(results)}Reproduced if the interval is above 0, contradicted if below."
+        f"Best α: {listed}. {_levels(results)}{ABOVE_ZERO}"
     )
     numbers = {
         "lead": alphas.lead,
