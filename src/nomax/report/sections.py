@@ -9,9 +9,10 @@ from typing import Any
 from nomax import _figures
 from nomax.report import words
 from nomax.report.pictures import Panel, Picture, chart, picture
-from nomax.report.results import Attention, Curve, Figure, ResultsFolder, Verdict
+from nomax.report.results import Attention, Curve, Figure, ResultsFolder
 from nomax.report.words import Block, Sheet
 from nomax.study.claims import CLAIMS, Claim
+from nomax.study.engine.verdict import Verdict
 
 # What nomax.evaluate.rows measures: its title, and True for a share.
 STATISTICS = {

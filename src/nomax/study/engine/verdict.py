@@ -36,10 +36,10 @@ class Verdict:
     text: str = field(default="", kw_only=True)
     """The claim as a sentence; of the papers' claims it is known."""
     verdict: Outcome
-    sentence: str
-    scale: str
-    seeds: list[int]
-    numbers: dict[str, Any]
+    sentence: str = ""
+    scale: str = ""
+    seeds: list[int] = field(default_factory=list)
+    numbers: dict[str, Any] = field(default_factory=dict)
     premises: list[Premise] = field(default_factory=list)
     needed: str = ""
     """The seeds and hours that would decide it, or another remedy, if it is undecided."""

@@ -82,12 +82,10 @@ class AttentionSpeed(Measurement):
 
     @property
     def variant(self) -> str:
-        """The precision."""
         return self.dtype
 
     @property
     def tokens(self) -> int:
-        """The length of sequences."""
         return self.length
 
     @property

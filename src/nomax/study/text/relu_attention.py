@@ -73,12 +73,10 @@ class Speed(Measurement):
 
     @property
     def variant(self) -> str:
-        """The model, in a word."""
         return f"{self.model.dim} wide, {self.model.encoder_layers}+{self.model.decoder_layers} layers"
 
     @property
     def tokens(self) -> int:
-        """The length of sequences."""
         return self.model.max_length
 
     @property
