@@ -17,11 +17,11 @@ from nomax._figures import PHI
 from nomax.cli import main
 from nomax.report import page, words
 from nomax.report.pictures import MOST, Panel, chart
-from nomax.report.results import Story, Verdict
+from nomax.report.results import Story
 from nomax.report.sections import Judged, phis
 from nomax.study.claims import CLAIMS, HEADLINE
 from nomax.study.engine.statistics import Comparison
-from nomax.study.engine.verdict import Premise
+from nomax.study.engine.verdict import Premise, Verdict
 
 
 @pytest.fixture(autouse=True)

@@ -33,23 +33,20 @@ def test_every_claim_says_where_it_belongs_what_the_paper_has_and_what_must_hold
 
 
 def test_a_baseline_has_learned_if_its_mean_reaches_the_bar_in_every_cell() -> None:
-    def of(result: Result) -> str:
-        return result.variant
-
     results = softmax(small=0.8, large=0.9)
-    assert learned(results, accuracy, 0.8, of) == Premise(
+    assert learned(results, accuracy, 0.8, "variant") == Premise(
         "softmax has learned: at least 80.0 % everywhere, and the bar is 80.0 %", True
     )
-    below = learned(results, accuracy, 0.85, of)
+    below = learned(results, accuracy, 0.85, "variant")
     assert not below.holds
     assert below.sentence == "softmax has not learned enough: 80.0 % at small, below the bar of 85.0 %"
     assert "Train longer" in below.remedy
-    assert learned(results, accuracy, 0.85, of, compared=["large"]).holds
-    absent = learned(results, accuracy, 0.5, of, compared=["huge", "large"])
+    assert learned(results, accuracy, 0.85, "variant", compared=["large"]).holds
+    absent = learned(results, accuracy, 0.5, "variant", compared=["huge", "large"])
     assert (absent.holds, absent.sentence) == (False, "softmax has not been run at huge")
-    assert not learned([], accuracy, 0.5, of).holds
+    assert not learned([], accuracy, 0.5, "variant").holds
     lost = [replace(result, status="diverged", accuracy=None) for result in results]  # counts as chance
-    assert not learned(lost, accuracy, 0.5, of).holds
+    assert not learned(lost, accuracy, 0.5, "variant").holds
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def results(p: Problem, rows: bool) -> dict[str, Bounded]:
 
     kept, value = weight * p.coins, p.value.abs()
     error = (off + allowance(keys) * terms) * p.coins
-    found: dict[str, Bounded] = {
+    bounded: dict[str, Bounded] = {
         "out": (
             p.gain * (kept @ p.value),
             gain * (error @ value) + largest * (1 + _most(value)),
@@ -125,15 +125,15 @@ def results(p: Problem, rows: bool) -> dict[str, Bounded]:
         log_off = log_off + allowance(keys) * logs[0].abs()
         sum_off = (off + allowance(keys) * weight).sum(-1, keepdim=True)
         total, entropy = weight.sum(-1, keepdim=True), -(logs[0] + log_gain * weight).sum(-1, keepdim=True)
-        found["sum"] = p.gain * total, gain * sum_off + largest, 0.0
-        found["entropy"] = (
+        bounded["sum"] = p.gain * total, gain * sum_off + largest, 0.0
+        bounded["entropy"] = (
             p.gain * entropy,
             gain * (log_off.sum(-1, keepdim=True) + log_gain.abs() * (sum_off + FUNCTION * EPSILON * total))
             + 200 * largest,
             0.0,
         )
     if p.grad is None:
-        return found
+        return bounded
 
     # The gradients of the weights, of the scores, and of what the scores are made of.
     slope_terms = [torch.where(p.seen, term, 0) for term in slope_of(points)]
@@ -160,26 +160,26 @@ def results(p: Problem, rows: bool) -> dict[str, Bounded]:
     steepest = largest * (1 + _most(grad_size)) * (1 + _most(steep)) * (1 + abs(p.scale))
 
     error = score_off + allowance(keys) * score_terms
-    found["query"] = (
+    bounded["query"] = (
         p.scale * (score_grad @ p.key),
         abs(p.scale) * (error @ p.key.abs()) + steepest * (1 + _most(p.key)),
         rounded @ p.key.abs() if p.pairs else 0.0,
     )
     error = score_off + allowance(queries) * score_terms
-    found["key"] = (
+    bounded["key"] = (
         p.scale * (score_grad.mT @ p.query),
         abs(p.scale) * (error.mT @ p.query.abs()) + steepest * (1 + _most(p.query)),
         rounded.mT @ p.query.abs() if p.pairs else 0.0,
     )
     error = gain * p.coins * (off + allowance(queries) * terms)
-    found["value"] = (
+    bounded["value"] = (
         (p.gain * kept).mT @ p.grad,
         error.mT @ p.grad.abs() + largest * (1 + _most(p.grad)),
         (gain * PAIR * kept.abs()).mT @ p.grad.abs() if p.pairs else 0.0,
     )
     # A bias's gradient is summed in float64, but for what comes from several blocks of keys.
-    found["scores"] = score_grad, score_off + allowance(1 + keys // 64) * score_terms + steepest, 0.0
-    return found
+    bounded["scores"] = score_grad, score_off + allowance(1 + keys // 64) * score_terms + steepest, 0.0
+    return bounded
 
 
 def worst(got: Tensor, exact: Tensor, bound: Tensor) -> Tensor:

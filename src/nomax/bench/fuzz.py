@@ -1,11 +1,9 @@
 """Random calls of the operation, each determined by a seed and a number, and their results against `exact`."""
 
 import math
-import os
 import random
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -184,17 +182,17 @@ def call(case: Case) -> dict[str, Tensor]:
     else:
         result = nomax.attention(query, key, value, mask, is_causal=case.diagonal == 0, **arguments)
     outputs = (result[0], *result[1]) if case.rows else (result,)
-    found = dict(zip(("out", "sum", "entropy"), (x.detach() for x in outputs), strict=False))
+    results = dict(zip(("out", "sum", "entropy"), (x.detach() for x in outputs), strict=False))
     if case.gradients:
         arriving = (grad, *grad_rows) if case.rows else (grad,)
-        found |= dict(zip(leaves, torch.autograd.grad(outputs, list(leaves.values()), arriving), strict=True))
+        results |= dict(zip(leaves, torch.autograd.grad(outputs, list(leaves.values()), arriving), strict=True))
     if case.lengths is not None:
-        for name, x in found.items():
+        for name, x in results.items():
             of_keys = name in ("key", "value")
             longest = (case.key if of_keys else case.query).shape[2]
             padded = _padded(x if x.dim() == 3 else x.unsqueeze(-1), case.lengths[of_keys], longest)
-            found[name] = padded if x.dim() == 3 else padded.squeeze(-1)
-    return found
+            results[name] = padded if x.dim() == 3 else padded.squeeze(-1)
+    return results
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,36 +271,22 @@ def expected(case: Case) -> Expectation:
     return Expectation(wanted, _reached(case, seen, coins) if case.poison else {})
 
 
-def compare(case: Case, found: dict[str, Tensor], expectation: Expectation, pairs: bool) -> dict[str, Tensor]:
+def compare(case: Case, results: dict[str, Tensor], expectation: Expectation, pairs: bool) -> dict[str, Tensor]:
     """Return the actual error divided by the allowed one for each result, number by number.
 
     pairs: whether the kernels multiplied pairs of bfloat16.
     """
     ratios = {}
     for name, (result, bound, of_pairs) in expectation.results.items():
-        ratio = exact.worst(found[name], result, bound + of_pairs if pairs else bound)
+        ratio = exact.worst(results[name], result, bound + of_pairs if pairs else bound)
         if name in expectation.reached:
             reached = expectation.reached[name].expand(ratio.shape)
             ratio = ratio.masked_fill(reached, 0)
             # What a NaN reaches forwards is NaN; backwards a slope of zero may stop it.
             if name == "out" and case.kinds["not finite"] == "NaN":
-                ratio = ratio.masked_fill(reached & ~found[name].isnan(), exact.HOPELESS)
+                ratio = ratio.masked_fill(reached & ~results[name].isnan(), exact.HOPELESS)
         ratios[name] = ratio
     return ratios
-
-
-@contextmanager
-def instructions(name: str) -> Iterator[None]:
-    """Make the kernels use this instruction set."""
-    before = os.environ.get("NOMAX_ISA")
-    os.environ["NOMAX_ISA"] = name
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["NOMAX_ISA"]
-        else:
-            os.environ["NOMAX_ISA"] = before
 
 
 def _length(chance: random.Random) -> int:

@@ -3,9 +3,12 @@
 import dataclasses
 import json
 import math
+import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -155,8 +158,8 @@ def run(options: Options) -> int:
 def _try(record: Record, options: Options, instruction_sets: list[str], folder: Path, console: Console) -> None:
     calls = 100 if options.smoke else options.calls or sys.maxsize
     minutes = options.minutes or (1.0 if calls == sys.maxsize else math.inf)
-    said = moment = time.monotonic()
-    start, pause = said - record.seconds, 10 if console.is_terminal else 60
+    reported = moment = time.monotonic()
+    start, pause = reported - record.seconds, 10 if console.is_terminal else 60
     while record.calls < calls and moment - start < 60 * minutes and len(record.violations) < ENOUGH:
         case = fuzz.draw(options.seed, record.next)
         expectation = fuzz.expected(case)
@@ -172,8 +175,8 @@ def _try(record: Record, options: Options, instruction_sets: list[str], folder: 
         record.next += 1
         moment = time.monotonic()
         record.seconds = round(moment - start, 1)
-        if moment - said > pause:
-            said = moment
+        if moment - reported > pause:
+            reported = moment
             console.print(_summary(record))
             _write(record, folder)
 
@@ -183,7 +186,7 @@ def _outcome(
 ) -> tuple[str, dict[str, torch.Tensor], bool, list[str]]:
     """Call the kernels; return the errors as shares of the allowed ones, and what is wrong, in words."""
     try:
-        with fuzz.instructions(instructions):
+        with _instructions(instructions):
             results = fuzz.call(case)
             again = _with_two_threads(case) if _operations(case) >= PARALLEL else None
         ratios = fuzz.compare(case, results, expectation, pairs=instructions == PAIRS)
@@ -200,6 +203,20 @@ def _outcome(
         if again is not None and not torch.equal(x.nan_to_num(), again[name].nan_to_num())
     ]
     return instructions, ratios, again is not None, complaints
+
+
+@contextmanager
+def _instructions(name: str) -> Iterator[None]:
+    """Make the kernels use this instruction set."""
+    before = os.environ.get("NOMAX_ISA")
+    os.environ["NOMAX_ISA"] = name
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["NOMAX_ISA"]
+        else:
+            os.environ["NOMAX_ISA"] = before
 
 
 def _with_two_threads(case: fuzz.Case) -> dict[str, torch.Tensor]:

@@ -77,11 +77,12 @@ def write(places: Sequence[Path], out: Path) -> Written:
 
     places: results folders, or folders that hold some. Raises FileNotFoundError or ValueError, which name the file.
     """
-    folders = [results.read(folder) for folder in results_folders(places)]
-    claims = iter(anchors("claim", [verdict.claim for one in folders for verdict in one.verdicts]))
-    names = anchors("study", [one.story.name for one in folders])
+    folders = [results.read(path) for path in results_folders(places)]
+    claims = iter(anchors("claim", [verdict.claim for folder in folders for verdict in folder.verdicts]))
+    names = anchors("study", [folder.story.name for folder in folders])
     studies = [
-        section(one, name, list(islice(claims, len(one.verdicts)))) for one, name in zip(folders, names, strict=True)
+        section(folder, name, list(islice(claims, len(folder.verdicts))))
+        for folder, name in zip(folders, names, strict=True)
     ]
     page = render(studies).encode()
     if len(page) > LIMIT:
@@ -93,8 +94,8 @@ def write(places: Sequence[Path], out: Path) -> Written:
     table, short = out.with_suffix(".md"), out.with_name("headline.md")
     _files.write(table, markdown(studies))
     _files.write(short, headline_table(studies))
-    verdicts = sum(len(one.verdicts) for one in studies)
-    missing = [name for one in studies for name in one.missing]
+    verdicts = sum(len(study.verdicts) for study in studies)
+    missing = [name for study in studies for name in study.missing]
     return Written(out, table, short, len(page), len(studies), verdicts, missing)
 
 
@@ -114,11 +115,11 @@ def render(studies: Sequence[Section]) -> str:
     )
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("style.css", "script.js"))
     style = f"{_colour_sheet()}{style}"
-    verdicts = [judged for one in studies for judged in one.verdicts]
+    verdicts = [judged for study in studies for judged in study.verdicts]
     page = environment.get_template("template.html.jinja").render(
         studies=studies,
         headline=headline(verdicts),
-        scale=scale(one.results.story for one in studies),
+        scale=scale(study.results.story for study in studies),
         groups=groups(verdicts),
         lead=lead_figure(studies),
         words=words,
@@ -154,8 +155,10 @@ def _fingerprint(text: str) -> str:
 
 
 def _largest(studies: Sequence[Section]) -> str:
-    pictures = [(shown.picture, one.results.folder / shown.figure.file) for one in studies for shown in one.figures]
-    pictures += [(one.maps, one.results.folder / "maps.svg") for one in studies]
+    pictures = [
+        (shown.picture, study.results.folder / shown.figure.file) for study in studies for shown in study.figures
+    ]
+    pictures += [(study.maps, study.results.folder / "maps.svg") for study in studies]
     size, name = max(((len(picture.uri), str(path)) for picture, path in pictures if picture), default=(0, ""))
     return f"The largest picture is {name} ({size / 1e6:.1f} MB)." if name else ""
 
@@ -171,8 +174,8 @@ class Group:
 
 def lead_figure(studies: Sequence[Section]) -> tuple[Section | None, Shown | None]:
     """Return the figure at the top of the page with its study: that of LEAD if it is there, else the first."""
-    first = sorted(studies, key=lambda one: one.results.story.name != LEAD)  # a stable sort keeps the others' order
-    return next(((one, shown) for one in first for shown in one.figures if shown.picture), (None, None))
+    first = sorted(studies, key=lambda study: study.results.story.name != LEAD)  # a stable sort keeps the others' order
+    return next(((study, shown) for study in first for shown in study.figures if shown.picture), (None, None))
 
 
 def headline(verdicts: Sequence[Judged]) -> str:
@@ -183,13 +186,13 @@ def headline(verdicts: Sequence[Judged]) -> str:
     open_, decided = counted["undecided"], len(verdicts) - counted["undecided"]
     how = [f"{counted[name]} {name}" for name in ("reproduced", "contradicted") if counted[name]]
     verb = "none is" if not decided else f"{decided} {'is' if decided == 1 else 'are'}"
-    told = f"Of {words.count(len(verdicts), 'claim')}, {verb} decided at this scale"
-    told += f": {words.listed(how)}." if how else "."
+    sentence = f"Of {words.count(len(verdicts), 'claim')}, {verb} decided at this scale"
+    sentence += f": {words.listed(how)}." if how else "."
     if open_:
         unmet = sum(any(not premise.holds for premise in judged.verdict.premises) for judged in verdicts)
         why = f", {unmet} of them because a premise does not hold" if unmet else ""
-        told += f" {open_} {'is' if open_ == 1 else 'are'} undecided{why}."
-    return told
+        sentence += f" {open_} {'is' if open_ == 1 else 'are'} undecided{why}."
+    return sentence
 
 
 def scale(stories: Iterable[results.Story]) -> str:
@@ -231,8 +234,8 @@ def one_number(judged: Judged) -> str:
 def markdown(studies: Sequence[Section]) -> str:
     """Return a table for each question, and in it a row for each verdict: the claim, the paper's numbers, and ours."""
     lines = ["<!-- Written by `nomax report` -->"]
-    commands = {one.anchor: one.results.story.command for one in studies}
-    for group in groups([judged for one in studies for judged in one.verdicts]):
+    commands = {study.anchor: study.results.story.command for study in studies}
+    for group in groups([judged for study in studies for judged in study.verdicts]):
         lines += ["", f"**{group.title}**", "", "| claim | verdict | measured | the paper | by |", "| --- " * 5 + "|"]
         for judged in group.verdicts:
             verdict = judged.verdict
@@ -247,7 +250,7 @@ def markdown(studies: Sequence[Section]) -> str:
 def headline_table(studies: Sequence[Section]) -> str:
     """Return the table of the claims that matter most: the verdict and one number for each."""
     lines = ["<!-- Written by `nomax report` -->", "", "| claim | verdict | here | in the paper |", "| --- " * 4 + "|"]
-    verdicts = [judged for one in studies for judged in one.verdicts]
+    verdicts = [judged for study in studies for judged in study.verdicts]
     for claim in HEADLINE:
         for judged in (judged for judged in verdicts if judged.verdict.claim == claim):
             number = one_number(judged) or words.short(judged.verdict.sentence)

@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from nomax._files import read_json
-from nomax.study.engine.statistics import Comparison
-from nomax.study.engine.verdict import Premise
+from nomax.study.engine.verdict import Verdict
 
 ADVICE = "`nomax study NAME` writes such a folder to results/NAME."
 
@@ -50,23 +49,6 @@ class Story:
     started: str | None = None
     finished: str | None = None
     runs: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """An entry of verdicts.json: how a claim fared."""
-
-    claim: str
-    verdict: Literal["reproduced", "contradicted", "undecided"]
-    text: str = ""
-    sentence: str = ""
-    scale: str = ""
-    seeds: list[int] = field(default_factory=list)
-    numbers: dict[str, Any] = field(default_factory=dict)
-    premises: list[Premise] = field(default_factory=list)
-    needed: str = ""
-    """What would decide it."""
-    comparisons: dict[str, Comparison] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

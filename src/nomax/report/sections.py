@@ -9,9 +9,10 @@ from typing import Any
 from nomax import _figures
 from nomax.report import words
 from nomax.report.pictures import Panel, Picture, chart, picture
-from nomax.report.results import Attention, Curve, Figure, ResultsFolder, Verdict
+from nomax.report.results import Attention, Curve, Figure, ResultsFolder
 from nomax.report.words import Block, Sheet
 from nomax.study.claims import CLAIMS, Claim
+from nomax.study.engine.verdict import Verdict
 
 # What nomax.evaluate.rows measures: its title, and True for a share.
 STATISTICS = {
@@ -146,12 +147,12 @@ def _trials(runs: Sequence[Mapping[str, Any]]) -> Sheet | None:
     if not rows:
         return None
     means = {setting: fmean(entries) if entries else None for setting, entries in cells.items()}
-    kinds = len([name for name in names if name in TRIALS])
+    fixed = len([name for name in names if name in TRIALS])
     sign = 1 if score == "accuracy" else -1
     best: dict[tuple[Any, ...], float] = {}
     for setting, mean in means.items():
         if mean is not None:
-            best[setting[:kinds]] = max(sign * mean, best.get(setting[:kinds], sign * mean))
+            best[setting[:fixed]] = max(sign * mean, best.get(setting[:fixed], sign * mean))
     columns = [*(TRIALS.get(name, name) for name in names), f"validation {score}", "seeds", "best"]
     columns = ["learning rate" if name == "lr" else name for name in columns]
     return words.sheet(
@@ -161,7 +162,7 @@ def _trials(runs: Sequence[Mapping[str, Any]]) -> Sheet | None:
                 *setting,
                 mean,
                 len(cells[setting]),
-                "✓" if mean is not None and sign * mean == best[setting[:kinds]] else "",
+                "✓" if mean is not None and sign * mean == best[setting[:fixed]] else "",
             ]
             for setting, mean in means.items()
         ],
@@ -176,12 +177,12 @@ def _curves(curves: Sequence[Curve], runs: Mapping[str, Mapping[str, Any]]) -> l
     charts = []
     for group, members in groups.items():
         labels, shared = words.without_common_end([curve.label for curve in members])
-        said = group.split(", ")
-        labels = [", ".join(part for part in label.split(", ") if part not in said) or label for label in labels]
+        in_title = group.split(", ")
+        labels = [", ".join(part for part in label.split(", ") if part not in in_title) or label for label in labels]
         losses = [(label, _points(curve, curve.loss)) for label, curve in zip(labels, members, strict=True)]
         accuracies = [(label, _points(curve, curve.accuracy)) for label, curve in zip(labels, members, strict=True)]
         known = [str(runs.get(curve.key, {}).get("activation", "")) for curve in members]
-        title = ", ".join(dict.fromkeys(part for part in (*said, *shared) if part))
+        title = ", ".join(dict.fromkeys(part for part in (*in_title, *shared) if part))
         panels = [
             Panel("Training loss", "step", losses, roof=True),
             Panel("Accuracy in training", "step", accuracies, percent=True),
@@ -198,8 +199,8 @@ def phis(labels: Sequence[str], known: Sequence[str]) -> list[str]:
     """
     parts = [label.split(", ") for label in labels]
     places = range(min(map(len, parts)))
-    apart = next((place for place in places if len({one[place] for one in parts}) > 1), 0)
-    return [_figures.activation(one[apart], otherwise) for one, otherwise in zip(parts, known, strict=True)]
+    apart = next((place for place in places if len({label[place] for label in parts}) > 1), 0)
+    return [_figures.activation(label[apart], otherwise) for label, otherwise in zip(parts, known, strict=True)]
 
 
 def _points(curve: Curve, values: Sequence[float | None]) -> list[tuple[float, float]]:

@@ -77,9 +77,9 @@ def first_sentence(text: str) -> str:
     return " ".join(parts[: 2 if parts[0].startswith("Nothing can be decided") else 1])
 
 
-def count(number: int, one: str, more: str = "") -> str:
+def count(number: int, singular: str, plural: str = "") -> str:
     """Format a number of things: "1 study", "2 studies"."""
-    return f"{number} {one if number == 1 else more or f'{one}s'}"
+    return f"{number} {singular if number == 1 else plural or f'{singular}s'}"
 
 
 def listed(parts: Sequence[str]) -> str:
@@ -109,29 +109,29 @@ class Block:
 
 def blocks(text: str) -> list[Block]:
     """Split a docstring into paragraphs, lists and lines of code."""
-    found = []
+    made = []
     for part in re.split(r"\n\s*\n", inspect.cleandoc(text)):
         lines = [line for line in part.split("\n") if line.strip()]
         if not lines:
             continue
         if all(line.startswith("    ") for line in lines) or any(line.lstrip().startswith("|") for line in lines):
-            found.append(Block("pre", [inspect.cleandoc("\n" + "\n".join(lines))]))
+            made.append(Block("pre", [inspect.cleandoc("\n" + "\n".join(lines))]))
         elif lines[0].lstrip().startswith("- "):
             items = re.split(r"(?:^|\n)\s*- ", part)
-            found.append(Block("ul", [" ".join(item.split()) for item in items if item.strip()]))
+            made.append(Block("ul", [" ".join(item.split()) for item in items if item.strip()]))
         else:
-            found.append(Block("p", [" ".join(part.split())]))
-    return found
+            made.append(Block("p", [" ".join(part.split())]))
+    return made
 
 
 def without_common_end(labels: Sequence[str]) -> tuple[list[str], list[str]]:
     """Cut the last parts that all labels ("relu/L, pico/4, seed 0") share; return the labels and those parts."""
     parts = [label.split(", ") for label in labels]
     shared: list[str] = []
-    while len(parts) > 1 and all(len(one) > 1 and one[-1] == parts[0][-1] for one in parts):
+    while len(parts) > 1 and all(len(label) > 1 and label[-1] == parts[0][-1] for label in parts):
         shared.insert(0, parts[0][-1])
-        parts = [one[:-1] for one in parts]
-    return [", ".join(one) for one in parts], shared
+        parts = [label[:-1] for label in parts]
+    return [", ".join(label) for label in parts], shared
 
 
 def when(time: str) -> str:

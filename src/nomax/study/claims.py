@@ -19,7 +19,7 @@ FASTER = "Is it faster?"
 ATTENTION = "Does text follow?"
 MEMORY = "And in the feed-forward layer?"
 GROUPS = (MATCH, SET, FASTER, ATTENTION, MEMORY)
-"""What the claims mean for a user, in the order of the page."""
+"""The questions of a user that the claims answer, in the order of the page."""
 
 HEADLINE = ("W-match", "W-degrade", "W-identity", "S-losses", "S-long")
 """The claims that matter most."""
@@ -44,7 +44,7 @@ class Claim:
     paper: str
     """The paper's own numbers, in words."""
     premise: str
-    """What must hold for a verdict, in words."""
+    """The condition for a verdict, in words."""
     figure: str = ""
     """The figure that shows it, if it is not the first of its study."""
 

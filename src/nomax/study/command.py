@@ -258,8 +258,8 @@ def verdict_table(title: str, verdicts: "Sequence[Verdict]", note: str) -> Table
         table.add_column(column, max_width=60)  # sentences, which a pipe would show on one line each
     for verdict in verdicts:
         outcome = str(verdict.verdict)
-        told = f"{verdict.sentence} {verdict.needed}".strip()
-        table.add_row(verdict.text, Text(outcome, COLOURS.get(outcome, "")), told)
+        measured = f"{verdict.sentence} {verdict.needed}".strip()
+        table.add_row(verdict.text, Text(outcome, COLOURS.get(outcome, "")), measured)
     return table
 
 

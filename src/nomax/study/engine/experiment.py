@@ -100,12 +100,10 @@ class TrainedExperiment(Experiment):
 
     @property
     def steps(self) -> int:
-        """Steps of the training."""
         return self.config.steps
 
     @property
     def threads(self) -> int:
-        """Threads, as the configuration says."""
         return self.config.threads
 
     @property
@@ -125,7 +123,6 @@ class TrainedExperiment(Experiment):
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """The columns of its result that are known before the run."""
         config = self.config
         phi = Phi.parse(config.model.phi)
         return {
@@ -250,7 +247,6 @@ class Measurement(Experiment):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The columns of its result that are known before the run."""
         settings = {name: value for name, value in _flat(self.identity()).items() if name != "measurement"}
         names = {"key": self.key, "measurement": self.kind, "variant": self.variant, "tokens": self.tokens}
         return {**names, "settings": settings}
@@ -264,12 +260,10 @@ class ViTMeasurement(Measurement):
 
     @property
     def variant(self) -> str:
-        """The model, in a word."""
         return self.model.variant
 
     @property
     def tokens(self) -> int:
-        """The length of sequences."""
         return self.model.tokens
 
 
@@ -340,8 +334,8 @@ def _settings(value: Any) -> Any:
     """Return a value as JSON holds it; of a configuration, what differs from its defaults."""
     if not dataclasses.is_dataclass(value):
         return list(value) if isinstance(value, tuple) else value
-    fields = {field.name: (getattr(value, field.name), field.default) for field in dataclasses.fields(value)}
-    return {name: _settings(own) for name, (own, usual) in fields.items() if own != usual}
+    values = {field.name: (getattr(value, field.name), field.default) for field in dataclasses.fields(value)}
+    return {name: _settings(own) for name, (own, usual) in values.items() if own != usual}
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str | int | float | bool | None]:

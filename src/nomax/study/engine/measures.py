@@ -67,13 +67,13 @@ def measure_images(
 
 
 def ten_shot(trained: TrainedImageModel, name: str, test_images: int = 0) -> float:
-    """The ten-shot accuracy on a data set, the mean over big_vision's three choices of the shots."""
+    """Return the ten-shot accuracy on a data set, the mean over big_vision's three choices of the shots."""
     ((train, test),) = probe_sets([name]).values()
     places = fewshot.needed(train.labels, (SHOTS,), fewshot.SEEDS)
     train_x, _ = features(trained.model, part(train, places))
     test_x, test_y = features(trained.model, _some(test, test_images))
-    found = fewshot.accuracies(train_x, train.labels, test_x, test_y, shots=(SHOTS,), places=places)
-    return float(found.mean())
+    accuracies = fewshot.accuracies(train_x, train.labels, test_x, test_y, shots=(SHOTS,), places=places)
+    return float(accuracies.mean())
 
 
 def _subset_accuracy(run: ImageExperiment, trained: TrainedImageModel) -> float | None:
@@ -86,7 +86,7 @@ def _subset_accuracy(run: ImageExperiment, trained: TrainedImageModel) -> float 
 
 
 def _some(source: data.Source, number: int) -> data.Source:
-    """So many images of a source, spread evenly; all of them for 0."""
+    """Return this many images of a source, spread evenly; all of them for 0."""
     if not 0 < number < len(source):
         return source
     return part(source, np.linspace(0, len(source) - 1, number).astype(np.int64))
@@ -110,7 +110,7 @@ def measure_text(run: TextExperiment, folder: Path, device: str, stop: Stop) -> 
 
 
 def first(corpus: Corpus, pairs: int) -> Corpus:
-    """The first documents of a corpus that have so many pairs together; all of them for 0."""
+    """Return the first documents of a corpus, as many as hold this many pairs; all of them for 0."""
     chosen, count = [], 0
     for document in corpus.documents:
         if pairs and count >= pairs:
@@ -121,7 +121,7 @@ def first(corpus: Corpus, pairs: int) -> Corpus:
 
 
 def source_use(trained: TrainedTextModel, examples: Sequence[Example], loss: float) -> float:
-    """Return by how much the loss rises if each example has the source of another, half of the test split away.
+    """Return how much the loss rises if each example gets the source of another, half of the test split away.
 
     A model for which that is nothing does not translate, however well it predicts a target from its beginning.
     """
@@ -132,15 +132,15 @@ def source_use(trained: TrainedTextModel, examples: Sequence[Example], loss: flo
 
 
 def bleu(trained: TrainedTextModel, corpus: Corpus) -> dict[str, float]:
-    """BLEU and chrF of the segments."""
-    found = translate_corpus(trained, corpus, GREEDY)
-    scores = quality(found.segments, references(corpus)[0])
+    """Return BLEU and chrF of the segments."""
+    translation = translate_corpus(trained, corpus, GREEDY)
+    scores = quality(translation.segments, references(corpus)[0])
     return {"bleu": scores.bleu, "chrf": scores.chrf}
 
 
 @torch.inference_mode()
 def rows(trained: TrainedTextModel, corpus: Corpus) -> dict[str, float]:
-    """Means over all rows of all attentions: the entropy of what a row's weights are of their sum, and so on.
+    """Average over all rows of all attentions: the entropy of a row's weights divided by their sum, and so on.
 
     A row of nothing but zeros has no entropy; it counts as empty, and its zeros count among the zeros.
     """
@@ -161,14 +161,14 @@ def rows(trained: TrainedTextModel, corpus: Corpus) -> dict[str, float]:
 
 @torch.inference_mode()
 def memories(trained: TrainedTextModel, corpus: Corpus) -> dict[str, float]:
-    """Means over the feed-forward layers, each by the tokens of the test examples.
+    """Average over the feed-forward layers, each seen by the tokens of the test examples.
 
     variance_ratio: the variance of what a memory adds, over that of the residual stream to which it is added.
     top_share: of the weights of all tokens and slots, the part that the largest 0.2 % hold.
     anisotropy: the mean cosine of two different values of the memory.
     """
     model = trained.model
-    found: dict[str, list[float]] = {"variance_ratio": [], "top_share": [], "anisotropy": []}
+    statistics: dict[str, list[float]] = {"variance_ratio": [], "top_share": [], "anisotropy": []}
     for layer in (*model.encoder, *model.decoder):
         kept: dict[str, list[Tensor]] = {"residual": [], "read": [], "added": []}
 
@@ -189,14 +189,14 @@ def memories(trained: TrainedTextModel, corpus: Corpus) -> dict[str, float]:
         beside = torch.cat(kept["residual"]) if kept["residual"] else read
         weights = layer.memory.weights(read).flatten().abs()
         top = weights.topk(max(1, round(TOP * len(weights)))).values.sum()
-        found["variance_ratio"].append(float(added.var(-1).mean() / beside.var(-1).mean()))
-        found["top_share"].append(float(top / weights.sum().clamp(min=1e-12)))
-        found["anisotropy"].append(anisotropy(layer.memory.values))
-    return {name: fmean(each) for name, each in found.items()}
+        statistics["variance_ratio"].append(float(added.var(-1).mean() / beside.var(-1).mean()))
+        statistics["top_share"].append(float(top / weights.sum().clamp(min=1e-12)))
+        statistics["anisotropy"].append(anisotropy(layer.memory.values))
+    return {name: fmean(each) for name, each in statistics.items()}
 
 
 def anisotropy(values: Tensor) -> float:
-    """The mean cosine of two different rows of values [slots, dim]."""
+    """Return the mean cosine of two different rows of values [slots, dim]."""
     count = len(values)
     if count < 2:
         return math.nan
@@ -232,8 +232,8 @@ def distances(trained: TrainedTextModel, corpus: Corpus) -> dict[str, float]:
             place = torch.arange(len(tokens), device=tokens.device)
             far = (place[:, None] - place).abs() > FAR
             distant.append(float((part * far).sum(-1)[some].mean()) if some.any() else math.nan)
-    found = {"distant": distant, "frequent": frequent, "frequent_keys": share}
-    return {name: fmean(known) for name, each in found.items() if (known := [v for v in each if v == v])}
+    shares = {"distant": distant, "frequent": frequent, "frequent_keys": share}
+    return {name: fmean(known) for name, each in shares.items() if (known := [v for v in each if v == v])}
 
 
 TEXT_MEASURES: Mapping[str, Callable[[TrainedTextModel, Corpus], dict[str, float]]] = {
@@ -245,19 +245,19 @@ TEXT_MEASURES: Mapping[str, Callable[[TrainedTextModel, Corpus], dict[str, float
 
 
 def _examples(trained: TrainedTextModel, corpus: Corpus) -> list[Example]:
-    """The first examples, as the model is trained on them."""
+    """Return the first examples, as the model is trained on them."""
     return text_data.examples(trained.config, corpus, trained.tokenizer)[:EXAMPLES]
 
 
 def _pass(trained: TrainedTextModel, example: Example) -> None:
-    """One example through the model."""
+    """Pass one example through the model."""
     model, device = trained.model, trained.model.embedding.weight.device
     target = pad([[model.config.begin, *example.target]], device)
     model(*([pad([[*example.source, model.config.end]], device)] if trained.translates else []), target)
 
 
 def _looks(trained: TrainedTextModel, corpus: Corpus, own: bool = False) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """The weights [heads, queries, keys] of every attention for some examples, which are visible, and the keys' tokens.
+    """Yield for every attention and example: weights [heads, queries, keys], which are visible, and the keys' tokens.
 
     own: only the encoder's, or those of a language model.
     """

@@ -47,8 +47,10 @@ class Publication:
             by_key = [{entry["key"]: entry for entry in entries} for entries in (curves, diagnostics)]
             datetime.fromisoformat(about.get("finished", "2000-01-01"))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            told = str(error) if ADVICE in str(error) else f"{folder} is not what a study writes: {error!r}. {ADVICE}"
-            raise ValueError(told) from None
+            message = (
+                str(error) if ADVICE in str(error) else f"{folder} is not what a study writes: {error!r}. {ADVICE}"
+            )
+            raise ValueError(message) from None
         return Publication(about, results, *by_key)
 
     def lend(self, store: Store, runs: Iterable[Experiment]) -> int:

@@ -151,9 +151,9 @@ def _setup(plain: Mapping[str, Any], module: "Study") -> Any:
 
 def note(setup: Any, missing: int) -> str:
     """Return what a reader must know before anything else; empty if the results are what they should be."""
-    said = ["smoke: these verdicts mean nothing"] * (setup.name == "smoke")
-    said += [f"preliminary: {missing} run{'s are' if missing > 1 else ' is'} missing"] * (missing > 0)
-    return "; ".join(said)
+    warnings = ["smoke: these verdicts mean nothing"] * (setup.name == "smoke")
+    warnings += [f"preliminary: {missing} run{'s are' if missing > 1 else ' is'} missing"] * (missing > 0)
+    return "; ".join(warnings)
 
 
 def check_place(out: Path, setup: Any, runs: int) -> None:

@@ -127,7 +127,6 @@ class TrainedResult(Result):
         return False
 
     def check(self) -> None:
-        """Raise a ValueError if a value is none that a run can have."""
         super().check()
         if self.status == "done" and self.loss is None:
             raise ValueError("loss=None cannot be: the run is done.")
@@ -153,7 +152,6 @@ class ImageResult(TrainedResult):
 
     @property
     def trial(self) -> bool:
-        """True if it was judged on a validation split."""
         return self.held_out > 0
 
     @property
@@ -165,7 +163,6 @@ class ImageResult(TrainedResult):
 
     @property
     def summary(self) -> str:
-        """The result in a few words."""
         images = "validation" if self.trial else "test"
         return "no accuracy" if self.accuracy is None else f"{self.accuracy:.2%} of the {images} images right"
 
@@ -198,7 +195,6 @@ class TextResult(TrainedResult):
 
     @property
     def trial(self) -> bool:
-        """True if it was judged on a validation split."""
         return self.split != "test"
 
     @property
@@ -210,7 +206,6 @@ class TextResult(TrainedResult):
 
     @property
     def summary(self) -> str:
-        """The result in a few words."""
         bleu = f" and a BLEU of {self.measured['bleu']:.1f}" if "bleu" in self.measured else ""
         return "no loss" if self.loss is None else f"a {self.split} loss of {self.loss:.3f} nats{bleu}"
 
@@ -240,12 +235,10 @@ class MeasurementResult(Result):
 
     @property
     def label(self) -> str:
-        """The run in a few words."""
         return f"{self.measurement} of {self.variant}, {self.tokens:,} tokens"
 
     @property
     def summary(self) -> str:
-        """The result in a few words."""
         return f"{sum(map(len, self.numbers.values())):,} numbers"
 
 
@@ -276,13 +269,15 @@ def measured(results: Iterable[Result], measurement: str) -> list[MeasurementRes
     ]
 
 
-def where(results: Iterable[AnyResult], **fields: Any) -> list[AnyResult]:
+def where(results: Iterable[AnyResult], **columns: Any) -> list[AnyResult]:
     """Return the results with these values: where(results, activation="relu", alpha=1, patch=4)."""
-    unknown = fields.keys() - {*_columns(ImageResult), *_columns(TextResult)}
+    unknown = columns.keys() - {*_columns(ImageResult), *_columns(TextResult)}
     if unknown:
         raise TypeError(f"a result has no field {', '.join(sorted(unknown))}.")
     return [
-        result for result in results if all(_same(getattr(result, name, None), value) for name, value in fields.items())
+        result
+        for result in results
+        if all(_same(getattr(result, name, None), value) for name, value in columns.items())
     ]
 
 

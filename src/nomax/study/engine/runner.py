@@ -162,8 +162,8 @@ class _Grid:
                 view.finished(result, self.done, self.seconds_left())
             else:
                 self.crashed.append(active.run)
-                said = f"{active.run.label}: its process ended with exit code {code}, without an outcome."
-                view.say(f"{said} Its log: {self.store.log(key)}. The same command tries again.")
+                message = f"{active.run.label}: its process ended with exit code {code}, without an outcome."
+                view.say(f"{message} Its log: {self.store.log(key)}. The same command tries again.")
 
     def start_more(self) -> bool:
         """Start as many runs as may go on at a time. False: nothing goes on, and nothing can be started or awaited."""

@@ -9,8 +9,9 @@ seeds the plain percentile interval holds the truth three times in four; this on
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from statistics import fmean
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,7 @@ T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # t
 
 Floats = npt.NDArray[np.float64]
 Cell = TypeVar("Cell", bound=Hashable)
+Columns = str | tuple[str, ...]  # of results, whose values make a cell
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,11 @@ class Interval:
         return math.isfinite(self.low) and math.isfinite(self.high)
 
 
+def turned(interval: Interval) -> Interval:
+    """Return the interval of minus the number."""
+    return Interval(-interval.mean, -interval.high, -interval.low)
+
+
 @dataclass(frozen=True)
 class Best:
     """The place of the best mean on a grid, with its 95 % interval and every resampled place."""
@@ -58,10 +65,10 @@ def paired(
     first: Mapping[tuple[Cell, int], float], second: Mapping[tuple[Cell, int], float]
 ) -> dict[Cell, list[float]]:
     """Return the differences first − second by cell, for every (cell, seed) that both have."""
-    found: dict[Cell, list[float]] = {}
+    differences: dict[Cell, list[float]] = {}
     for cell, seed in sorted(first.keys() & second.keys(), key=repr):
-        found.setdefault(cell, []).append(first[cell, seed] - second[cell, seed])
-    return found
+        differences.setdefault(cell, []).append(first[cell, seed] - second[cell, seed])
+    return differences
 
 
 def contrast(cells: Sequence[Sequence[float]], weights: Sequence[float] | None = None) -> Interval:
@@ -82,7 +89,7 @@ def contrast(cells: Sequence[Sequence[float]], weights: Sequence[float] | None =
 
 def ratio(first: Sequence[float], second: Sequence[float]) -> Interval:
     """Return the mean of first ÷ second, pair by pair, with its interval."""
-    return contrast([[one / other for one, other in zip(first, second, strict=True)]])
+    return contrast([[numerator / denominator for numerator, denominator in zip(first, second, strict=True)]])
 
 
 def slope_weights(x: Sequence[float]) -> list[float]:
@@ -114,12 +121,12 @@ def chosen_elsewhere(values: Sequence[Sequence[float]], of_first: Sequence[bool]
     be too large, and the more so the more places there are to choose from.
     """
     curves, first = np.asarray(values, np.float64), np.asarray(of_first, bool)
-    found = []
+    leads = []
     for seed, curve in enumerate(curves):
         others = np.delete(curves, seed, 0).mean(0)
         ahead, behind = (int(np.where(kind, others, -np.inf).argmax()) for kind in (first, ~first))
-        found.append(float(curve[ahead] - curve[behind]))
-    return found
+        leads.append(float(curve[ahead] - curve[behind]))
+    return leads
 
 
 def student(freedom: int) -> float:
@@ -153,10 +160,10 @@ class Comparison:
     """Of each cell."""
     bounds: tuple[float, ...]
     margin: float
-    """What makes a difference: an interval that reaches less far from its mean is narrow enough."""
+    """The smallest difference that matters: an interval that reaches less far from its mean is narrow enough."""
     unit: str = "points"
     over: Literal["seeds", "settings"] = "seeds"
-    """What is repeated: the interval of a mean over settings narrows with settings."""
+    """The repetitions: the interval of a mean over settings narrows with settings."""
 
     def half_width(self, seeds: int) -> float:
         """Return how far a 95 % interval reaches to either side, on average, with so many seeds."""
@@ -205,8 +212,8 @@ def _deviations(values: Floats, generator: np.random.Generator) -> Floats:
     count = len(values)
     chosen = generator.integers(count, size=(RESAMPLES, count))
     away = values - values.mean(0)
-    found: Floats = away[chosen].mean(1) * math.sqrt(count / (count - 1))
-    return found
+    deviations: Floats = away[chosen].mean(1) * math.sqrt(count / (count - 1))
+    return deviations
 
 
 def accuracy(result: ImageResult) -> float | None:
@@ -225,23 +232,37 @@ def ten_shot(result: ImageResult) -> float | None:
 
 
 def values(
-    results: Sequence[AnyResult],
-    cell: Callable[[AnyResult], Cell],
+    results: Sequence[AnyResult], columns: Columns, score: Callable[[AnyResult], float | None]
+) -> dict[tuple[Any, int], float]:
+    """Return the score of each (cell, seed) that has one. A cell is the value of a column, or the values of several."""
+    cell = attrgetter(*([columns] if isinstance(columns, str) else columns))
+    return {(cell(result), result.seed): value for result in results if (value := score(result)) is not None}
+
+
+def by_cell(
+    results: Sequence[AnyResult], columns: Columns, score: Callable[[AnyResult], float | None]
+) -> dict[Any, list[float]]:
+    """Return the scores of each cell, over the seeds."""
+    cells: dict[Any, list[float]] = {}
+    for (cell, _), value in values(results, columns, score).items():
+        cells.setdefault(cell, []).append(value)
+    return cells
+
+
+def differences(
+    first: Sequence[AnyResult],
+    second: Sequence[AnyResult],
+    columns: Columns,
     score: Callable[[AnyResult], float | None],
-) -> dict[tuple[Cell, int], float]:
-    """Return what each (cell, seed) counts for."""
-    found = {}
-    for result in results:
-        value = score(result)
-        if value is not None:
-            found[cell(result), result.seed] = value
-    return found
+) -> dict[Any, list[float]]:
+    """Return the scores of the first results minus those of the second, at equal cell and seed."""
+    return paired(values(first, columns, score), values(second, columns, score))
 
 
 def repeated(cells: Mapping[Cell, Sequence[float]]) -> dict[Cell, Sequence[float]]:
     """Return the cells that have at least two seeds; all of them where none has, for a mean without an interval."""
-    found = {cell: entries for cell, entries in cells.items() if len(entries) > 1}
-    return found or dict(cells)
+    several = {cell: entries for cell, entries in cells.items() if len(entries) > 1}
+    return several or dict(cells)
 
 
 def pooled(cells: Mapping[Cell, Sequence[float]]) -> Interval:
@@ -251,8 +272,8 @@ def pooled(cells: Mapping[Cell, Sequence[float]]) -> Interval:
 
 def over_settings(cells: Mapping[Cell, Sequence[float]]) -> Interval:
     """Return the mean over cells that depend on each other, with an interval from how they differ."""
-    found = contrast([[fmean(entries) for entries in cells.values()]] if cells else [])
-    return replace(found, lacking="settings")
+    mean = contrast([[fmean(entries) for entries in cells.values()]] if cells else [])
+    return replace(mean, lacking="settings")
 
 
 def seeds(results: Sequence[TrainedResult]) -> list[int]:
@@ -317,7 +338,7 @@ def _curves(
     """Return the grid of α, and the scores over it of every seed that has them all."""
     grid = sorted({result.alpha for result in results})
     by_seed: dict[int, dict[float, float]] = {}
-    for (alpha, seed), value in values(results, lambda result: result.alpha, score).items():
+    for (alpha, seed), value in values(results, "alpha", score).items():
         by_seed.setdefault(seed, {})[alpha] = value
     whole = [by_seed[seed] for seed in sorted(by_seed) if len(by_seed[seed]) == len(grid)]
     return grid, [[by_alpha[alpha] for alpha in grid] for by_alpha in whole]

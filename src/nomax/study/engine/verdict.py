@@ -5,14 +5,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from nomax.study.claims import CLAIMS
 from nomax.study.engine.result import AnyResult, ImageResult, Result, TrainedResult
-from nomax.study.engine.statistics import Cell, Comparison, Interval, lengths, repeated, seeds, values
-
-if TYPE_CHECKING:
-    from nomax.study.images.setup import Setup
+from nomax.study.engine.statistics import Cell, Columns, Comparison, Interval, by_cell, lengths, repeated, seeds
 
 Outcome = Literal["reproduced", "contradicted", "undecided"]
 
@@ -23,7 +20,7 @@ MARGIN = 0.01
 
 @dataclass(frozen=True)
 class Premise:
-    """What must hold before a claim can be judged, whether it does, and what to do if it does not."""
+    """A condition for judging a claim, whether it holds, and what to do if it does not."""
 
     sentence: str
     """With its numbers, and true: "softmax reaches 71.2 % at L = 49, below the bar of 80.0 %"."""
@@ -39,13 +36,13 @@ class Verdict:
     text: str = field(default="", kw_only=True)
     """The claim as a sentence; of the papers' claims it is known."""
     verdict: Outcome
-    sentence: str
-    scale: str
-    seeds: list[int]
-    numbers: dict[str, Any]
+    sentence: str = ""
+    scale: str = ""
+    seeds: list[int] = field(default_factory=list)
+    numbers: dict[str, Any] = field(default_factory=dict)
     premises: list[Premise] = field(default_factory=list)
     needed: str = ""
-    """What would decide it, if it is undecided."""
+    """The seeds and hours that would decide it, or another remedy, if it is undecided."""
     comparisons: dict[str, Comparison] = field(default_factory=dict)
     """The noise behind it, by what is compared: `nomax study --plan` plans with it."""
 
@@ -72,12 +69,16 @@ def within(interval: Interval, low: float, high: float) -> Outcome:
     return "contradicted" if interval.high < low or interval.low > high else "undecided"
 
 
+ABOVE_ZERO = "Reproduced if the interval is above 0, contradicted if below."
+BOTH_ABOVE_ZERO = "Reproduced if both intervals are above 0, contradicted if one is below."
+
+
 def worst(outcomes: Iterable[Outcome]) -> Outcome:
     """Combine several parts of one claim: contradicted if one is, reproduced if all are."""
-    found = list(outcomes)
-    if "contradicted" in found:
+    judged = list(outcomes)
+    if "contradicted" in judged:
         return "contradicted"
-    return "reproduced" if found and set(found) == {"reproduced"} else "undecided"
+    return "reproduced" if judged and set(judged) == {"reproduced"} else "undecided"
 
 
 def points(interval: Interval) -> str:
@@ -107,6 +108,18 @@ def difference(interval: Interval, unit: str = "points", more: str = "higher", l
     return f"{word} by {mean} {unit} [{', '.join(ends)}]"
 
 
+def spread(interval: Interval, digits: int = 3, signed: bool = False, unit: str = "") -> str:
+    """Format a number with its interval."""
+    sign = "+" if signed else ""
+
+    def form(value: float) -> str:
+        return f"{value:{sign}.{digits}f}".replace("-", "−") if value == value else "unknown"
+
+    if not interval.known:
+        return f"{form(interval.mean)}{unit} (no interval: too few runs)"
+    return f"{form(interval.mean)}{unit} [{form(interval.low)}, {form(interval.high)}]"
+
+
 def plain(numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Return numbers as JSON has them: an interval is a list [mean, low, high], and what is not known is null."""
     return {name: _plain(value) for name, value in numbers.items()}
@@ -131,7 +144,7 @@ def _signed(value: float) -> str:
 CHANCE_NOTE = "A run that diverged counts as chance and is marked with a cross; one that failed is left out."
 
 
-def scale(results: Sequence[ImageResult], setup: "Setup") -> str:
+def scale(results: Sequence[ImageResult], image_size: int) -> str:
     """Say at which scale the runs speak: "pico, L = 16, 49, 28-pixel fashion-mnist-small, 150 steps of 64 images"."""
     if not results:
         return "no runs"
@@ -140,7 +153,7 @@ def scale(results: Sequence[ImageResult], setup: "Setup") -> str:
     batch = ", ".join(f"{count:,}" for count in sorted({result.batch_size for result in results}))
     data = ", ".join(sorted({result.data for result in results}))
     tokens = ", ".join(map(str, lengths(results)))
-    return f"{sizes}, L = {tokens}, {setup.image_size}-pixel {data}, {steps} steps of {batch} images"
+    return f"{sizes}, L = {tokens}, {image_size}-pixel {data}, {steps} steps of {batch} images"
 
 
 def basis(results: Sequence[TrainedResult], cells: Mapping[Cell, Sequence[float]], lost_counts: str = "chance") -> str:
@@ -170,33 +183,29 @@ def learned(
     baseline: Sequence[AnyResult],
     score: Callable[[AnyResult], float | None],
     bar: float,
-    cell: Callable[[AnyResult], Cell],
+    columns: Columns,
     *,
-    compared: Iterable[Cell] | None = None,
-    name: str = "softmax",
+    compared: Iterable[Any] | None = None,
     say: Callable[[float], str] = percent,
-    say_cell: Callable[[Cell], str] = str,
+    say_cell: Callable[[Any], str] = str,
 ) -> Premise:
-    """State that the baseline has learned: its mean over seeds is at or above the bar in every cell compared.
+    """State that softmax, the baseline, has learned: its mean over seeds reaches the bar in every cell compared.
 
     score: the larger, the better. compared: the cells that the verdict rests on; if not given, all of the baseline's.
     """
-    by_cell: dict[Cell, list[float]] = {}
-    for (place, _), value in values(baseline, cell, score).items():
-        by_cell.setdefault(place, []).append(value)
-    means = {place: fmean(entries) for place, entries in by_cell.items()}
+    means = {cell: fmean(entries) for cell, entries in by_cell(baseline, columns, score).items()}
     wanted = list(means) if compared is None else list(dict.fromkeys(compared))
     remedy = "Train longer, or train a larger model, until the baseline reaches the bar."
-    missing = [place for place in wanted if place not in means]
+    missing = [cell for cell in wanted if cell not in means]
     if not wanted or missing:
         where = f" at {', '.join(map(say_cell, missing))}" if missing else ""
-        return Premise(f"{name} has not been run{where}", False, f"Run the {name} baseline.")
-    low = [place for place in wanted if means[place] < bar]
+        return Premise(f"softmax has not been run{where}", False, "Run the softmax baseline.")
+    low = [cell for cell in wanted if means[cell] < bar]
     if low:
-        listed = ", ".join(f"{say(means[place])} at {say_cell(place)}" for place in low)
-        return Premise(f"{name} has not learned enough: {listed}, below the bar of {say(bar)}", False, remedy)
-    least = min(means[place] for place in wanted)
-    return Premise(f"{name} has learned: at least {say(least)} everywhere, and the bar is {say(bar)}", True)
+        listed = ", ".join(f"{say(means[cell])} at {say_cell(cell)}" for cell in low)
+        return Premise(f"softmax has not learned enough: {listed}, below the bar of {say(bar)}", False, remedy)
+    least = min(means[cell] for cell in wanted)
+    return Premise(f"softmax has learned: at least {say(least)} everywhere, and the bar is {say(bar)}", True)
 
 
 def agree(metrics: Mapping[str, Interval], bound: float = 0.0) -> Premise:
@@ -206,11 +215,11 @@ def agree(metrics: Mapping[str, Interval], bound: float = 0.0) -> Premise:
     """
     sides = {name: above(interval, bound) for name, interval in metrics.items()}
     names = " and ".join(metrics)
-    for one, other in combinations(metrics, 2):
-        if {sides[one], sides[other]} == {"reproduced", "contradicted"}:
-            said = [f"{name} says {_side(metrics[name], bound)}" for name in (one, other)]
+    for first, second in combinations(metrics, 2):
+        if {sides[first], sides[second]} == {"reproduced", "contradicted"}:
+            statements = [f"{name} says {_side(metrics[name], bound)}" for name in (first, second)]
             remedy = "Train longer: metrics of models that have learned agree."
-            return Premise(f"{said[0]}, but {said[1]}", False, remedy)
+            return Premise(f"{statements[0]}, but {statements[1]}", False, remedy)
     return Premise(f"{names} do not contradict each other", True)
 
 
@@ -249,12 +258,12 @@ def settle(
 
 def _joined(reasons: Sequence[str]) -> str:
     """Join reasons; what several in a row begin with, up to a colon, is said once."""
-    said, before = [], ""
+    joined, before = [], ""
     for reason in reasons:
         start, colon, rest = reason.partition(": ")
-        said.append(rest if colon and start == before else reason)
+        joined.append(rest if colon and start == before else reason)
         before = start
-    return "; ".join(said)
+    return "; ".join(joined)
 
 
 def would_decide(comparisons: Mapping[str, Comparison], results: Sequence[TrainedResult]) -> str:

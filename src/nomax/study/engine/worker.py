@@ -113,16 +113,16 @@ def execute(run: Experiment, folder: Path, command: str, stop: Stop, console: Co
         if measured is None:
             return None
         if not math.isfinite(measured.get("loss", 0.0)):
-            said = f"the loss on the test split is {measured['loss']}"
-            return run.result("diverged", **meter.spent(), diverged_at=run.steps, error=said)
+            reason = f"the loss on the test split is {measured['loss']}"
+            return run.result("diverged", **meter.spent(), diverged_at=run.steps, error=reason)
         return run.result("done", **measured, **meter.spent())
 
 
 def is_machine_failure(error: Exception) -> bool:
     """Return True if an error says something about the disk or the memory, and so nothing about the run."""
     numbers = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
-    said = str(error)  # safetensors puts the number into words
-    in_words = any(f"(os error {number})" in said for number in numbers)
+    message = str(error)  # safetensors puts the number into words
+    in_words = any(f"(os error {number})" in message for number in numbers)
     return isinstance(error, MemoryError) or getattr(error, "errno", None) in numbers or in_words
 
 
@@ -202,8 +202,8 @@ class Meter:
 
     def _read(self) -> dict[str, float]:
         try:
-            found = json.loads(self.path.read_text())
-            return {name: float(found[name]) for name in ("seconds", "core_seconds")}
+            spent = json.loads(self.path.read_text())
+            return {name: float(spent[name]) for name in ("seconds", "core_seconds")}
         except (OSError, ValueError, KeyError, TypeError):
             return {"seconds": 0.0, "core_seconds": 0.0}
 
@@ -259,8 +259,8 @@ class _Process:
         self.process = process
 
     def code(self) -> int | None:
-        found = self.process.exitcode
-        return found if found is None or found >= 0 else 128 - found
+        exit_code = self.process.exitcode
+        return exit_code if exit_code is None or exit_code >= 0 else 128 - exit_code
 
     def stop(self) -> None:
         self.process.terminate()
@@ -329,10 +329,10 @@ class _Job:
 
 def submit_settings(words: Sequence[str]) -> dict[str, Any]:
     """Parse KEY=VALUE words as submitit takes them: whole numbers as numbers."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not (name and equals and value):
             raise ValueError(f"--submit {word!r} must be KEY=VALUE, such as timeout_min=60 or slurm_partition=gpu.")
-        found[name] = int(value) if value.lstrip("-").isdigit() else value
-    return found
+        settings[name] = int(value) if value.lstrip("-").isdigit() else value
+    return settings

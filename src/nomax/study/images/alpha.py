@@ -29,14 +29,27 @@ from nomax.study.engine.statistics import (
     best_alpha,
     comparison,
     contrast,
+    differences,
     lengths,
     paired,
     pooled,
     ratio,
     repeated,
+    turned,
     values,
 )
-from nomax.study.engine.verdict import MARGIN, Verdict, above, agree, basis, percent, points, worst
+from nomax.study.engine.verdict import (
+    ABOVE_ZERO,
+    BOTH_ABOVE_ZERO,
+    MARGIN,
+    Verdict,
+    above,
+    agree,
+    basis,
+    percent,
+    points,
+    worst,
+)
 from nomax.study.images import over_alpha, weights
 from nomax.study.images.over_alpha import Ground
 from nomax.study.images.setup import Setup
@@ -69,12 +82,10 @@ class AttentionSpeed(Measurement):
 
     @property
     def variant(self) -> str:
-        """The precision."""
         return self.dtype
 
     @property
     def tokens(self) -> int:
-        """The length of sequences."""
         return self.length
 
     @property
@@ -101,7 +112,7 @@ class AttentionSpeed(Measurement):
 
 
 def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
-    """Every h with every α, and softmax, at every length; the weights of untrained models; and the speed of attention.
+    """Return every h with every α, and softmax, at every length; the weights of untrained models; and the speed.
 
     Every φ has softmax's learning rate, as in the paper, and its own best one beside it. The largest questions come
     first, and of each all seeds one after the other: a budget cuts off the least.
@@ -130,7 +141,7 @@ def _rank(run: ImageExperiment, setup: Setup) -> int:
 def figures(
     results: Sequence[Result], setup: Setup, diagnostics: Mapping[str, weights.Points] | None = None
 ) -> list[Figure]:
-    """Accuracy over α by length, what attention does meanwhile, and the mean weight at initialisation."""
+    """Draw accuracy over α by length, attention during training, its speed, and the mean weight before training."""
     models = [result for result in finals(results) if result.lr == setup.lr]
     title = "Accuracy of L⁻ᵅ·h over the exponent α"
     caption = (
@@ -146,12 +157,9 @@ def figures(
 
 
 def _match(results: Sequence[ImageResult]) -> str:
-    """How far relu/L is ahead of softmax, as a sentence; empty if no length and seed has both."""
-    relu, softmax = (
-        values(where(results, phi=phi, qk_norm=True, gate=None), lambda result: result.tokens, accuracy)
-        for phi in ("relu/L", SOFTMAX)
-    )
-    cells = paired(relu, softmax)
+    """Say how far relu/L is ahead of softmax; empty if no length and seed has both."""
+    plain = where(results, qk_norm=True, gate=None)
+    cells = differences(where(plain, phi=RELU), where(plain, phi=SOFTMAX), "tokens", accuracy)
     if not cells:
         return ""
     by_length = ", ".join(
@@ -180,7 +188,7 @@ def _lines(results: Sequence[ImageResult]) -> list[over_alpha.Line]:
 
 
 def _best_alpha(ground: Ground) -> Verdict:
-    """The best α close to 1 against the best further away, over all pairs of h and L."""
+    """Judge the best α close to 1 against the best further away, over all pairs of h and L."""
     results = ground.same
     alphas = best_alpha(
         {
@@ -202,8 +210,7 @@ def _best_alpha(ground: Ground) -> Verdict:
         f"The best α within {NEAR:g} of 1 minus the best further away, both as the other seeds choose "
         f"them: {points(alphas.lead)} ({basis(results, cells)}; the interval is over the settings). "
         f"The highest mean lies within {NEAR:g} of 1 in {alphas.near} of {len(best)} pairs of h and L "
-        f"(a random choice from the grid: {alphas.by_chance:.0%}). Best α: {listed}. "
-        "Reproduced if the interval is above 0, contradicted if below."
+        f"(a random choice from the grid: {alphas.by_chance:.0%}). Best α: {listed}. {ABOVE_ZERO}"
     )
     numbers = {
         "lead": alphas.lead,
@@ -217,10 +224,10 @@ def _best_alpha(ground: Ground) -> Verdict:
 
 
 def _no_winner(ground: Ground) -> Verdict:
-    """The best h against the next that is not its twin, chosen after the fact, which makes the lead look larger."""
+    """Judge the best h against the next that is not its twin. Choosing it after the fact makes the lead look larger."""
     results = where(ground.same, alpha=1.0)
     by_h = {
-        name: values(where(results, activation=name), lambda result: result.tokens, accuracy)
+        name: values(where(results, activation=name), "tokens", accuracy)
         for name in dict.fromkeys(result.activation for result in results)
     }
     shared = over_alpha.shared_by_most(by_h)
@@ -242,27 +249,26 @@ def _no_winner(ground: Ground) -> Verdict:
         f"A clear win would be a lead of more than {100 * MARGIN:g} point: reproduced if the interval is below that, "
         "contradicted if above."
     )
-    # The question turned round: the lead is to be below the margin.
-    outcome = above(Interval(-lead.mean, -lead.high, -lead.low), -MARGIN)
+    outcome = above(turned(lead), -MARGIN)  # the lead is to be below the margin
     numbers = {"lead": lead, "accuracy": {name: means[name] for name in ranked}, "to the median": behind}
     return ground.settle("W-h", outcome, sentence, numbers, {"the lead": comparison(cells, [MARGIN], margin=MARGIN)})
 
 
 def _degrades(ground: Ground) -> Verdict:
     """Judge what α = 1 gains over α = 0, and how much more it gains at the longest length than at the shortest."""
-    cells, own = (repeated(_gains(results)) for results in (ground.same, ground.own))
+    cells, own = (repeated(over_alpha.gains(results)) for results in (ground.same, ground.own))
     if not cells:
         return ground.nothing("W-degrade", "No seed has both α = 0 and α = 1 yet")
     drop, own_drop = pooled(cells), pooled(own)
     ends = sorted({tokens for _, tokens in cells})
-    by_length = {tokens: pooled({cell: cells[cell] for cell in cells if cell[1] == tokens}) for tokens in ends}
+    by_length = over_alpha.by_length(cells)
     relu = {tokens: contrast([cells["relu", tokens]]) for tokens in ends if ("relu", tokens) in cells}
     growth, weights, chosen = growth_with_length(cells, {result.tokens: result.data for result in ground.same})
     listed = "; ".join(f"L = {tokens}: {points(gain)}" for tokens, gain in by_length.items())
     more = f"from the shortest to the longest it grows by {points(growth)}" if chosen else "only one length"
     sentence = (
         f"α = 1 minus α = 0, over all h and L: {points(drop)} ({basis(ground.same, cells)}); {more}. {listed}. "
-        f"{ground.beside(own_drop)}Reproduced if both intervals are above 0, contradicted if one is below."
+        f"{ground.beside(own_drop)}{BOTH_ABOVE_ZERO}"
     )
     numbers = {"drop": drop, "with its own rate": own_drop, "growth": growth, "by length": by_length, "relu": relu}
     outcome = worst([above(drop, 0), above(growth, 0)])
@@ -274,19 +280,10 @@ def _degrades(ground: Ground) -> Verdict:
     return ground.settle("W-degrade", outcome, sentence, numbers, comparisons, [premise])
 
 
-def _gains(results: Sequence[ImageResult]) -> dict[tuple[str, int], list[float]]:
-    """α = 1 minus α = 0, by h and length."""
-    scaled, unscaled = (
-        values(where(results, alpha=alpha), lambda result: (result.activation, result.tokens), accuracy)
-        for alpha in (1.0, 0.0)
-    )
-    return paired(scaled, unscaled)
-
-
 def growth_with_length(
     cells: Mapping[tuple[str, int], Sequence[float]], data: Mapping[int, str]
 ) -> tuple[Interval, list[float], dict[tuple[str, int], Sequence[float]]]:
-    """The gains at the longest length of each data set minus those at its shortest, of the h that have both.
+    """Compare the gains at the longest length of each data set with those at its shortest, for the h that have both.
 
     Returns the mean with its interval, and the weights and cells that it is made of.
     """
@@ -306,7 +303,7 @@ def growth_with_length(
 
 
 def _identity(ground: Ground) -> Verdict:
-    """relu against identity at α = 1."""
+    """Judge relu against identity at α = 1."""
     cells, own = (_nonlinearity(results) for results in (ground.same, ground.own))
     if not cells:
         return ground.nothing("W-identity", "No seed has both relu and identity at α = 1 yet")
@@ -316,7 +313,7 @@ def _identity(ground: Ground) -> Verdict:
     used = [result for result in where(ground.same, alpha=1.0) if result.activation in ("relu", "identity")]
     sentence = (
         f"relu minus identity at α = 1: {points(gain)} ({basis(used, cells)}). {listed}. "
-        f"{ground.beside(own_gain)}Reproduced if the interval is above 0, contradicted if below."
+        f"{ground.beside(own_gain)}{ABOVE_ZERO}"
     )
     numbers = {"gain": gain, "with its own rate": own_gain, "by length": by_length}
     noise = {"the gain": comparison(cells, [0.0], margin=MARGIN)}
@@ -325,12 +322,9 @@ def _identity(ground: Ground) -> Verdict:
 
 
 def _nonlinearity(results: Sequence[ImageResult]) -> dict[int, list[float]]:
-    """relu minus identity at α = 1, by length."""
-    relu, identity = (
-        values(where(results, activation=name, alpha=1.0), lambda result: result.tokens, accuracy)
-        for name in ("relu", "identity")
-    )
-    return paired(relu, identity)
+    """Return relu minus identity at α = 1, by length."""
+    relu, identity = (where(results, activation=name, alpha=1.0) for name in ("relu", "identity"))
+    return differences(relu, identity, "tokens", accuracy)
 
 
 def speed_measurements() -> list[AttentionSpeed]:

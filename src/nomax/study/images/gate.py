@@ -23,17 +23,7 @@ from nomax.nn.attention import Gate
 from nomax.study.engine.experiment import Experiment, ViTMeasurement, cpu_seconds, vit_macs
 from nomax.study.engine.figure import BROKEN, Figure, Table, handle, legend, nothing_yet, percent_axis, sheet
 from nomax.study.engine.result import Numbers, Result, finals, measured, trained, where
-from nomax.study.engine.statistics import (
-    Interval,
-    accuracy,
-    best_alpha,
-    comparison,
-    contrast,
-    lengths,
-    paired,
-    pooled,
-    values,
-)
+from nomax.study.engine.statistics import Interval, accuracy, best_alpha, comparison, contrast, lengths, pooled
 from nomax.study.engine.verdict import MARGIN, Outcome, Verdict, above, basis, plain, points, within
 from nomax.study.images import over_alpha
 from nomax.study.images.setup import Setup
@@ -92,12 +82,12 @@ class GateCost(ViTMeasurement):
 
 
 def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
-    """Both h with every α, with and without the gate, at every length; softmax without; and the gate's cost."""
+    """Return both h with every α, with and without the gate, at every length; softmax without; and the gate's cost."""
     return [*over_alpha.pairs(setup, seeds, [{"gate": gate} for gate in CHOICES]), *costs_to_measure(setup)]
 
 
 def costs_to_measure(setup: Setup) -> list[GateCost]:
-    """The set-up's models for this, or its first model with every patch, shortest sequences first."""
+    """Return the set-up's models for this, or its first model with every patch, shortest sequences first."""
     if setup.gate_models:
         models = [ViTConfig(variant, qk_norm=True) for variant in setup.gate_models]
     else:
@@ -107,7 +97,7 @@ def costs_to_measure(setup: Setup) -> list[GateCost]:
 
 
 def figures(results: Sequence[Result], setup: Setup) -> list[Figure]:
-    """Accuracy over α by length, with and without the gate; and the gate's cost by length."""
+    """Draw accuracy over α by length, with and without the gate, and the gate's cost by length."""
     caption = (
         "Filled: no gate, as in all other runs; hollow: a SiLU gate. The dashed level is softmax without a gate. The "
         "paper's Fig. 4 shows the same for S/32, S/16 and S/8."
@@ -123,26 +113,16 @@ def verdicts(results: Sequence[Result], setup: Setup) -> list[Verdict]:
 
 def _still_needed(ground: over_alpha.Ground) -> Verdict:
     results = [result for result in ground.same if result.activation in over_alpha.PAIRED and result.qk_norm]
-    gains = {}
-    for gate in (GATE, None):
-        scaled, unscaled = (
-            values(where(results, gate=gate, alpha=alpha), lambda result: (result.activation, result.tokens), accuracy)
-            for alpha in (1.0, 0.0)
-        )
-        gains[gate] = paired(scaled, unscaled)
-    cells = gains[GATE]
+    cells, cells_without = (over_alpha.gains(where(results, gate=gate)) for gate in (GATE, None))
     used = [result for result in where(results, gate=GATE) if result.alpha in (0.0, 1.0)]
     if not cells:
         return ground.nothing("W-gate", "No seed has both α = 0 and α = 1 with a gate yet")
-    gain, without = pooled(cells), pooled(gains[None])
-    by_length = {
-        tokens: pooled({cell: entries for cell, entries in cells.items() if cell[1] == tokens})
-        for tokens in sorted({tokens for _, tokens in cells})
-    }
+    gain, without = pooled(cells), pooled(cells_without)
+    by_length = over_alpha.by_length(cells)
     listed = "; ".join(f"L = {tokens}: {points(part)}" for tokens, part in by_length.items())
     sentence = (
         f"α = 1 minus α = 0 with a gate: {points(gain)} ({basis(used, cells)}). {listed}. "
-        + (f"Without a gate: {points(without)}. " if gains[None] else "")
+        + (f"Without a gate: {points(without)}. " if cells_without else "")
         + "Reproduced if the interval with a gate is above 0. Contradicted if that without one is, and that with one "
         f"below {100 * MARGIN:g} point: only a need that was there can have been removed."
     )
@@ -173,13 +153,13 @@ class Cost:
 
 
 def collect_costs(results: Sequence[Result]) -> list[Cost]:
-    """The costs that were measured, shortest sequences first."""
+    """Return the costs that were measured, shortest sequences first."""
     done = sorted(measured(results, GateCost.kind), key=lambda result: result.tokens)
     return [Cost(result.variant, result.tokens, result.numbers[RATIOS], result.numbers[ADDED][0]) for result in done]
 
 
 def cost_verdict(costs: Sequence[Cost]) -> Verdict:
-    """The longest sequences are judged: S/8, which the paper measured, has its longest."""
+    """Judge the longest sequences, since S/8, which the paper measured, has its longest."""
     if not costs:
         return Verdict("W-gatecost", "undecided", "No cost has been measured yet: nothing to judge.", "no runs", [], {})
     longest = costs[-1]
@@ -216,7 +196,7 @@ def cost_figure(costs: Sequence[Cost]) -> Figure:
 
 
 def added(interval: Interval) -> str:
-    """A share that is added, with its interval."""
+    """Format a share that is added, with its interval."""
     low, mean, high = (100 * value for value in (interval.low, interval.mean, interval.high))
     return f"{mean:+.1f} % [{low:+.1f}, {high:+.1f}]".replace("-", "−")
 

@@ -1,4 +1,4 @@
-"""Shared by the sweeps over α: one panel per length, one line per kind of model, and their table."""
+"""Shared by the studies over α: what claims are judged on, and figures of one panel per length, one line per model."""
 
 import math
 from collections import Counter
@@ -25,7 +25,7 @@ from nomax.study.engine.figure import (
     sheet,
 )
 from nomax.study.engine.result import ImageResult, where
-from nomax.study.engine.statistics import Comparison, Interval, accuracy, lengths, seeds
+from nomax.study.engine.statistics import Comparison, Interval, accuracy, differences, lengths, pooled, seeds
 from nomax.study.engine.verdict import (
     CHANCE_NOTE,
     Outcome,
@@ -66,7 +66,7 @@ class Line:
     """Drawn with a broken line and hollow markers."""
 
     def of(self, results: Sequence[ImageResult], tokens: int) -> list[ImageResult]:
-        """Its runs of one length, from the smallest α."""
+        """Return its runs of one length, from the smallest α."""
         chosen = where(results, activation=self.activation, qk_norm=self.qk_norm, gate=self.gate, tokens=tokens)
         return sorted(chosen, key=lambda result: (result.alpha, result.seed))
 
@@ -88,7 +88,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Ground:
-    """What claims over α are judged on: the runs of the lengths at which softmax has learned."""
+    """The runs that decide claims over α: those of the lengths at which softmax has learned."""
 
     setup: Setup
     same: list[ImageResult]
@@ -103,7 +103,7 @@ class Ground:
         return f"With each φ's own best learning rate: {points(own)}. " if self.setup.own_rates else ""
 
     def nothing(self, claim: str, reason: str) -> Verdict:
-        """Return that a claim cannot be judged yet."""
+        """Return the verdict that a claim cannot be judged yet."""
         return self.settle(claim, "undecided", f"{reason}: nothing to judge.", {})
 
     def settle(
@@ -121,7 +121,7 @@ class Ground:
             outcome,
             f"{sentence}{self.left_out}",
             results=self.same,
-            scale=scale(self.same, self.setup),
+            scale=scale(self.same, self.setup.image_size),
             numbers=plain(numbers),
             premises=[*self.premises, *premises],
             comparisons=comparisons,
@@ -133,14 +133,14 @@ def ground(results: Sequence[ImageResult], setup: Setup) -> Ground:
     same = [result for result in results if result.lr == setup.lr]
     softmax = where(same, activation=SOFTMAX, qk_norm=True, gate=None)
     premises = {
-        tokens: learned(here, accuracy, bar(here[0].data), lambda result: result.tokens, say_cell=_say_length)
+        tokens: learned(here, accuracy, bar(here[0].data), "tokens", say_cell=_say_length)
         for tokens in lengths(softmax)
         if (here := where(softmax, tokens=tokens))
     }
     kept = [tokens for tokens, premise in premises.items() if premise.holds]
     short = "; ".join(premise.sentence for premise in premises.values() if not premise.holds)
     if not kept:
-        whole = list(premises.values()) or [learned([], accuracy, 0.0, lambda result: result.tokens)]
+        whole = list(premises.values()) or [learned([], accuracy, 0.0, "tokens")]
         return Ground(setup, same, same, whole, "")
     own = [result for result in results if result.lr == setup.own_rate(result.phi)]
     same, own = ([result for result in some if result.tokens in kept] for some in (same, own))
@@ -149,7 +149,7 @@ def ground(results: Sequence[ImageResult], setup: Setup) -> Ground:
 
 
 def bar(data: str) -> float:
-    """The accuracy that softmax must reach on these data before anything is judged."""
+    """Return the accuracy that softmax must reach on these data before anything is judged."""
     return ACCURACY_BARS.get(data, 0.5)
 
 
@@ -157,15 +157,28 @@ def _say_length(tokens: int) -> str:
     return f"L = {tokens}"
 
 
+def gains(results: Sequence[ImageResult]) -> dict[tuple[str, int], list[float]]:
+    """Return what α = 1 gains over α = 0, by h and length."""
+    return differences(where(results, alpha=1.0), where(results, alpha=0.0), ("activation", "tokens"), accuracy)
+
+
+def by_length(cells: Mapping[tuple[str, int], Sequence[float]]) -> dict[int, Interval]:
+    """Return the mean over h at each length, the shortest first."""
+    return {
+        tokens: pooled({cell: entries for cell, entries in cells.items() if cell[1] == tokens})
+        for tokens in sorted({tokens for _, tokens in cells})
+    }
+
+
 def shared_by_most(by_name: Mapping[str, Mapping[tuple[int, int], float]]) -> set[tuple[int, int]]:
-    """The places (length and seed) at which to compare all names: those that the most of them have."""
+    """Return the places (length and seed) at which to compare all names: those that most of them have."""
     counts = Counter(place for scores in by_name.values() for place in scores)
     most = max(counts.values(), default=0)
     return {place for place, count in counts.items() if count == most}
 
 
 def pairs(setup: Setup, seeds: Sequence[int], choices: Sequence[Mapping[str, Any]]) -> list[Experiment]:
-    """Both h of PAIRED with every α and each of the choices, at every length; and softmax as it is.
+    """Return both h of PAIRED with every α and each of the choices, at every length; and softmax as it is.
 
     The runs of a pair follow each other: a machine that slows down for a while slows both.
     """
@@ -186,7 +199,7 @@ def pairs(setup: Setup, seeds: Sequence[int], choices: Sequence[Mapping[str, Any
 
 
 def curve(results: Sequence[ImageResult]) -> list[Point]:
-    """A line's runs of one length as points over α."""
+    """Return a line's runs of one length as points over α."""
     points = []
     for alpha in sorted({result.alpha for result in results}):
         here = where(results, alpha=alpha)
@@ -197,13 +210,13 @@ def curve(results: Sequence[ImageResult]) -> list[Point]:
 
 
 def figure(results: Sequence[ImageResult], lines: Sequence[Line], name: str, title: str, caption: str) -> Figure:
-    """The figure of a sweep, in the paper's layout."""
+    """Draw accuracy over α in the paper's layout."""
     number = len(seeds(results))
-    told = f"{caption} Lines: mean over {number} seed{'s' * (number != 1)}; bands: lowest to highest. {CHANCE_NOTE}"
+    caption = f"{caption} Lines: mean over {number} seed{'s' * (number != 1)}; bands: lowest to highest. {CHANCE_NOTE}"
     points = _points(results, lines)
     if points and lowest(points) < floor(points):
-        told += " What lies below the axis stands at its lower edge; the table has the values."
-    return Figure(name, title, told, describe(results, lines), table(results, lines), lambda: _paint(results, lines))
+        caption += " What lies below the axis stands at its lower edge; the table has the values."
+    return Figure(name, title, caption, describe(results, lines), table(results, lines), lambda: _paint(results, lines))
 
 
 def floor(points: Sequence[Point]) -> float:
@@ -213,7 +226,7 @@ def floor(points: Sequence[Point]) -> float:
 
 
 def lowest(points: Sequence[Point]) -> float:
-    """The accuracy of the worst run."""
+    """Return the accuracy of the worst run."""
     return min(min(point.entries) for point in points)
 
 
@@ -222,7 +235,7 @@ def _points(results: Sequence[ImageResult], lines: Sequence[Line]) -> list[Point
 
 
 def table(results: Sequence[ImageResult], lines: Sequence[Line]) -> Table:
-    """The means of all points, and of softmax."""
+    """Tabulate the means of all points, and of softmax."""
     columns = ("L", "model", "α", "mean accuracy", "lowest", "highest", "seeds", "diverged")
     listed: list[tuple[str | int | float | None, ...]] = []
     for tokens in lengths(results):
@@ -235,7 +248,7 @@ def table(results: Sequence[ImageResult], lines: Sequence[Line]) -> Table:
 
 
 def describe(results: Sequence[ImageResult], lines: Sequence[Line]) -> str:
-    """The figure in words."""
+    """Describe the figure in words."""
     if not results:
         return "An empty figure: no run has finished yet."
     words = ", ".join(map(str, lengths(results)))
@@ -284,7 +297,7 @@ def _paint(results: Sequence[ImageResult], lines: Sequence[Line]) -> Any:
 def _paint_set(
     axes: Sequence[Any], results: Sequence[ImageResult], lines: Sequence[Line], panels: Sequence[int], name: str
 ) -> None:
-    """One row of panels: a data set, from its shortest sequences to its longest."""
+    """Paint one row of panels: a data set, from its shortest sequences to its longest."""
     points = _points(results, lines)
     edge = floor(points) if points else 0.0
     alphas = [point.alpha for point in points] or [0.0, 1.0]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from nomax.study.engine.experiment import Experiment
 from nomax.study.engine.figure import Figure
 from nomax.study.engine.result import ImageResult, finals, where
-from nomax.study.engine.statistics import accuracy, comparison, contrast, paired, pooled, repeated, values
+from nomax.study.engine.statistics import accuracy, comparison, contrast, differences, pooled, repeated
 from nomax.study.engine.verdict import MARGIN, Outcome, Verdict, basis, points, within
 from nomax.study.images import over_alpha
 from nomax.study.images.setup import Setup
@@ -29,12 +29,12 @@ LINES = [
 
 
 def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
-    """Both h with every α, with and without qk-norm, at every length; and softmax with it."""
+    """Return both h with every α, with and without qk-norm, at every length; and softmax with it."""
     return over_alpha.pairs(setup, seeds, [{"qk_norm": norm} for norm in (True, False)])
 
 
 def figures(results: Sequence[ImageResult], setup: Setup) -> list[Figure]:
-    """Accuracy over α by length, with and without qk-norm."""
+    """Draw accuracy over α by length, with and without qk-norm."""
     caption = (
         "Filled: queries and keys are normalised, as in all other runs; hollow: they are not. The dashed level is "
         "softmax with qk-norm. The paper's Fig. 3 shows the same for S/32, S/16 and S/8."
@@ -46,11 +46,8 @@ def verdicts(results: Sequence[ImageResult], setup: Setup) -> list[Verdict]:
     """Judge whether the effect is smaller than a point, at the lengths where softmax has learned."""
     ground = over_alpha.ground(finals(results), setup)
     swept = [result for result in ground.same if result.activation in over_alpha.PAIRED and result.gate is None]
-    normed, free = (
-        values(where(swept, qk_norm=norm), lambda result: (result.activation, result.tokens, result.alpha), accuracy)
-        for norm in (True, False)
-    )
-    everywhere = paired(normed, free)
+    normed, free = (where(swept, qk_norm=norm) for norm in (True, False))
+    everywhere = differences(normed, free, ("activation", "tokens", "alpha"), accuracy)
     cells = {cell: entries for cell, entries in everywhere.items() if cell[2] == 1}
     if not cells:
         return [ground.nothing("W-qknorm", "No seed has a run at α = 1 both with and without qk-norm yet")]

@@ -18,20 +18,29 @@ from nomax import _figures
 from nomax.phi import SOFTMAX
 from nomax.study.claims import ACCURACY_BARS, LARGEST_BARS
 from nomax.study.engine.experiment import Experiment
-from nomax.study.engine.figure import Figure, Table, legend, nothing_yet, percent_axis, sheet
+from nomax.study.engine.figure import (
+    LOST,
+    Figure,
+    Table,
+    handle,
+    legend,
+    nothing_yet,
+    percent_axis,
+    plain_powers,
+    sheet,
+)
 from nomax.study.engine.result import ImageResult, where
 from nomax.study.engine.statistics import (
     Interval,
     accuracy,
     comparison,
     contrast,
-    paired,
+    differences,
     pooled,
     repeated,
     seeds,
     slope_weights,
     ten_shot,
-    values,
 )
 from nomax.study.engine.verdict import (
     CHANCE_NOTE,
@@ -93,7 +102,7 @@ class Point:
 
 
 def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
-    """Both φ with every size and patch. One seed after the other, so a budget cuts off whole seeds."""
+    """Return both φ with every size and patch. One seed after the other, so a budget cuts off whole seeds."""
     return [
         setup.run(phi, model=model, patch=patch, seed=seed, measure=True)
         for seed in seeds
@@ -104,7 +113,7 @@ def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
 
 
 def figures(results: Sequence[ImageResult], setup: Setup) -> list[Figure]:
-    """Accuracy and 10-shot accuracy against measured compute."""
+    """Draw accuracy and 10-shot accuracy against measured compute."""
     count = len(seeds(results))
     caption = (
         "Each point is a model, its place the CPU time that training and evaluation took and, at the top, the floating "
@@ -126,7 +135,7 @@ def verdicts(results: Sequence[ImageResult], setup: Setup) -> list[Verdict]:
 
 
 def collect(results: Sequence[ImageResult], score: Callable[[ImageResult], float | None]) -> list[Point]:
-    """The points of a panel, from the least compute. Without a finished run that has this score there are none."""
+    """Return the points of a panel, from the least compute; none without a finished run that has this score."""
     marks = []
     if any(result.status == "done" and score(result) is not None for result in results):
         for phi in PHIS:
@@ -145,14 +154,18 @@ def collect(results: Sequence[ImageResult], score: Callable[[ImageResult], float
 def _matches(claim: str, name: str, results: Sequence[ImageResult], setup: Setup) -> Verdict:
     score = SCORES[name]
     judged = [result for result in results if result.phi in PHIS]
-    relu, softmax = (values(where(judged, phi=phi), lambda result: result.variant, score) for phi in (RELU, SOFTMAX))
     flops = {result.variant: result.train_flops for result in judged}
-    cells = dict(sorted(paired(relu, softmax).items(), key=lambda item: flops[item[0]]))
+    cells = dict(
+        sorted(
+            differences(where(judged, phi=RELU), where(judged, phi=SOFTMAX), "variant", score).items(),
+            key=lambda item: flops[item[0]],
+        )
+    )
     measured = [result for result in judged if result.status == "done" and score(result) is not None]
     if not cells or not measured:
         what = "has both relu/L and softmax finished" if measured or name == "accuracy" else f"has a {name} (no probes)"
         sentence = f"No size and seed {what}: nothing to judge."
-        return settle(claim, "undecided", sentence, results=judged, scale=scale(judged, setup), numbers={})
+        return settle(claim, "undecided", sentence, results=judged, scale=scale(judged, setup.image_size), numbers={})
     difference = pooled(cells)
     by_size = {variant: contrast([entries]) for variant, entries in cells.items()}
     steeper, at_most = trend(cells, flops)
@@ -192,26 +205,27 @@ def _matches(claim: str, name: str, results: Sequence[ImageResult], setup: Setup
         outcome,
         sentence,
         results=judged,
-        scale=scale(judged, setup),
+        scale=scale(judged, setup.image_size),
         numbers=plain(numbers),
         premises=_premises(where(judged, phi=SOFTMAX), list(cells), collect(judged, accuracy)),
         comparisons={"the difference": comparison(cells, [-MARGIN], margin=MARGIN)},
     )
 
 
-def _premises(softmax: Sequence[ImageResult], compared: Sequence[str], points_: Sequence[Point]) -> list[Premise]:
-    """Softmax has learned at every size, best at the largest, and gains from compute."""
+def _premises(softmax: Sequence[ImageResult], compared: Sequence[str], models: Sequence[Point]) -> list[Premise]:
+    """State that softmax has learned at every size, best at the largest, and gains from compute."""
     bar = ACCURACY_BARS.get(softmax[0].data, 0.5) if softmax else 0.5
     largest = max(softmax, key=lambda result: result.train_flops).variant if softmax else ""
-    premises = [learned(softmax, accuracy, bar, lambda result: result.variant, compared=compared)]
+    premises = [learned(softmax, accuracy, bar, "variant", compared=compared)]
     if softmax and softmax[0].data in LARGEST_BARS:
         top = where(softmax, variant=largest)
-        premises.append(learned(top, accuracy, LARGEST_BARS[softmax[0].data], lambda result: result.variant))
-    slope = _slope([point for point in points_ if point.phi == SOFTMAX])
+        premises.append(learned(top, accuracy, LARGEST_BARS[softmax[0].data], "variant"))
+    slope = _slope([point for point in models if point.phi == SOFTMAX])
     if math.isfinite(slope):
-        said = f"a tenfold of CPU time changes the accuracy of softmax by {100 * slope:+.1f} points".replace("-", "−")
+        change = f"{100 * slope:+.1f} points".replace("-", "−")
+        sentence = f"a tenfold of CPU time changes the accuracy of softmax by {change}"
         remedy = "Train longer: larger models need more steps to be the better ones."
-        premises.append(Premise(said, slope > 0, remedy))
+        premises.append(Premise(sentence, slope > 0, remedy))
     return premises
 
 
@@ -273,8 +287,6 @@ def _describe(panels: dict[str, list[Point]]) -> str:
 
 
 def _paint(panels: dict[str, list[Point]]) -> Any:
-    from matplotlib.lines import Line2D
-
     shown = {name: marks for name, marks in panels.items() if marks or name == "accuracy"}
     picture, axes = sheet(len(shown), height=4.6, same_y=False)
     variants = list(dict.fromkeys(point.variant for marks in panels.values() for point in marks))
@@ -283,13 +295,10 @@ def _paint(panels: dict[str, list[Point]]) -> Any:
         _panel(axis, marks, markers)
         axis.set_ylabel(name)
         percent_axis(axis)
-    handles = [Line2D([], [], color=_figures.colour_of(phi).light, lw=2.5, label=phi) for phi in PHIS]
-    handles += [
-        Line2D([], [], ls="", marker=marker, color=_figures.SOFT.light, ms=7, label=name)
-        for name, marker in markers.items()
-    ]
+    handles = [handle(phi, color=_figures.colour_of(phi).light, lw=2.5) for phi in PHIS]
+    handles += [handle(name, ls="", marker=marker, color=_figures.SOFT.light, ms=7) for name, marker in markers.items()]
     if any(point.lost for marks in panels.values() for point in marks):
-        handles.append(Line2D([], [], ls="", marker="x", ms=8, mew=2, color=_figures.INK.light, label="some diverged"))
+        handles.append(handle("some diverged", **LOST))
     legend(picture, handles, columns=6)
     return picture
 
@@ -323,17 +332,16 @@ def _panel(axis: Any, marks: Sequence[Point], markers: dict[str, str]) -> None:
 
 
 def _hours(axis: Any) -> None:
-    """At the bottom, plain numbers at 1, 2 and 5 of each decade; over many decades, at 1 alone."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    """Label the bottom axis with plain numbers at 1, 2 and 5 of each decade; over many decades, at 1 alone."""
+    from matplotlib.ticker import LogLocator
 
     low, high = axis.get_xlim()
     axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 500 else (1,)))
-    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.xaxis.set_minor_formatter(NullFormatter())
+    plain_powers(axis.xaxis)
 
 
 def _operations(axis: Any, marks: Sequence[Point]) -> None:
-    """At the top, the operations of each model at the mean of its places. Labels that would touch are left out."""
+    """Label the top axis with the operations of each model, at the mean of its places. Leave out labels that touch."""
     from matplotlib.ticker import NullFormatter, NullLocator
 
     places = {

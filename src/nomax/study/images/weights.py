@@ -23,8 +23,8 @@ from nomax.phi import SOFTMAX, Phi
 from nomax.study.engine.experiment import ViTMeasurement, vit_macs
 from nomax.study.engine.figure import BROKEN, MARKERS, Figure, Table, handle, legend, nothing_yet, plain_powers, sheet
 from nomax.study.engine.result import ImageResult, Numbers, Result, measured
-from nomax.study.engine.statistics import Interval, contrast, slope_weights
-from nomax.study.engine.verdict import Verdict, above, plain
+from nomax.study.engine.statistics import contrast, slope_weights, turned
+from nomax.study.engine.verdict import Verdict, above, plain, spread
 from nomax.study.images.setup import Setup, source
 from nomax.train.console import Stop
 
@@ -82,7 +82,7 @@ class InitialWeights(ViTMeasurement):
 
 
 def measurements(setup: Setup) -> list[InitialWeights]:
-    """Models of several lengths, each with softmax, three α of relu, and every other h at α = 1."""
+    """Return models of several lengths, each with softmax, three α of relu, and every other h at α = 1."""
     phis = [Phi(SOFTMAX), *(Phi("relu", alpha) for alpha in POWERS)]
     phis += [Phi(name, 1.0) for name in setup.activations if name != "relu"]
     configs = [setup.run(SOFTMAX, patch=patch).config for patch in patches(setup)]
@@ -102,7 +102,7 @@ class Start:
 
 
 def collect(results: Sequence[Result]) -> tuple[Start, ...]:
-    """The mean weights that were measured, shortest sequences first."""
+    """Return the mean weights that were measured, shortest sequences first."""
     return tuple(
         Start(phi.activation, phi.alpha, result.tokens, seed, weight)
         for result in sorted(measured(results, InitialWeights.kind), key=lambda result: result.tokens)
@@ -113,14 +113,14 @@ def collect(results: Sequence[Result]) -> tuple[Start, ...]:
 
 
 def patches(setup: Setup) -> list[int]:
-    """Patches that divide the images and give lengths worth looking at, the largest first."""
+    """Return the patches that divide the images and give lengths worth looking at, the largest first."""
     least, most = LENGTHS
     divide = [patch for patch in range(setup.image_size, 0, -1) if setup.image_size % patch == 0]
     return [patch for patch in divide if least <= setup.length(patch) <= most]
 
 
 def exponents(starts: tuple[Start, ...], activation: str, alpha: float = 1.0) -> list[float]:
-    """For each seed, the power of L that its mean weights follow: the slope of their logarithms."""
+    """Return the power of L that the mean weights of each seed follow: the slope of their logarithms."""
     powers = []
     for seed in SEEDS:
         line = [s for s in starts if (s.activation, s.alpha, s.seed) == (activation, alpha, seed)]
@@ -131,7 +131,7 @@ def exponents(starts: tuple[Start, ...], activation: str, alpha: float = 1.0) ->
 
 
 def sums(starts: tuple[Start, ...], activation: str, alpha: float = 1.0) -> dict[int, float]:
-    """L·E[a] by length, the mean over the seeds."""
+    """Return L·E[a] by length, the mean over the seeds."""
     line = [start for start in starts if (start.activation, start.alpha) == (activation, alpha)]
     by_length = {tokens: [s.mean_weight for s in line if s.tokens == tokens] for tokens in {s.tokens for s in line}}
     return {tokens: tokens * fmean(by_length[tokens]) for tokens in sorted(by_length)}
@@ -149,12 +149,12 @@ def initial_verdict(starts: tuple[Start, ...], setup: Setup) -> Verdict:
         for name in setup.activations
         if name != "relu" and len(powers := exponents(starts, name)) == len(SEEDS)
     }
-    told = ", ".join(f"{name} {value:.2f}".replace("-", "−") for name, value in others.items())
+    exponents_said = ", ".join(f"{name} {value:.2f}".replace("-", "−") for name, value in others.items())
     sentence = (
-        f"In untrained models the mean weight of relu/L falls as L^{_interval(power)} from L = {lengths[0]} to "
+        f"In untrained models the mean weight of relu/L falls as L^{spread(power, 2)} from L = {lengths[0]} to "
         f"{lengths[-1]} ({len(SEEDS)} initialisations, {IMAGES} images). L times the mean is {listed}; "
         f"for normal scores it would be {EXPECTED['relu']:.2f}, in softmax it is 1. "
-        + (f"Exponents of others at α = 1: {told}. " if told else "")
+        + (f"Exponents of others at α = 1: {exponents_said}. " if exponents_said else "")
         + f"Reproduced if the interval is below −{FAST_ENOUGH:g}, contradicted if above."
     )
     numbers = {
@@ -163,15 +163,14 @@ def initial_verdict(starts: tuple[Start, ...], setup: Setup) -> Verdict:
         "L times the mean weight": {name: sums(starts, name) for name in ("relu", *others)},
         "expected": {name: EXPECTED[name] for name in ("relu", *others) if name in EXPECTED},
     }
-    # The question turned round: minus the exponent is to be above.
-    outcome = above(Interval(-power.mean, -power.high, -power.low), FAST_ENOUGH)
+    outcome = above(turned(power), FAST_ENOUGH)
     model = setup.models[0]
     scale = f"{model} untrained, L = {', '.join(map(str, lengths))}, {setup.image_size}-pixel {setup.data}, qk-norm"
     return Verdict("W-init", outcome, sentence, scale, list(SEEDS), plain(numbers))
 
 
 def initial_figure(starts: tuple[Start, ...], setup: Setup) -> Figure:
-    """The mean weight over L, for other α of relu and for every h at α = 1."""
+    """Draw the mean weight over L, for three α of relu and for every h at α = 1."""
     title = "The mean attention weight before training"
     caption = (
         f"Left: the mean weight E[a] of untrained models for three α of relu, and of softmax, which is exactly 1/L. "
@@ -263,11 +262,6 @@ def _paint_initial(starts: tuple[Start, ...], setup: Setup) -> Any:
     return picture
 
 
-def _interval(power: Interval) -> str:
-    low, mean, high = (f"{value:.2f}".replace("-", "−") for value in (power.low, power.mean, power.high))
-    return f"{mean} [{low}, {high}]"
-
-
 Points = Sequence[Mapping[str, Any]]  # the recorded steps of a run: {"step": …, "layers": [{"row_sum": …}, …]}
 
 ACTIVATION = "relu"  # the h whose curve over α decides
@@ -318,7 +312,7 @@ class Line:
 
 
 def lines_of(results: Sequence[ImageResult], diagnostics: Mapping[str, Points]) -> list[Line]:
-    """The lines of softmax and relu with qk-norm, shortest sequences and smallest α first."""
+    """Return the lines of softmax and relu with qk-norm, shortest sequences and smallest α first."""
     recorded: dict[tuple[int, str, float], list[Points]] = {}
     for result in results:
         if (
@@ -341,7 +335,7 @@ def lines_of(results: Sequence[ImageResult], diagnostics: Mapping[str, Points]) 
 
 
 def training_figure(results: Sequence[ImageResult], diagnostics: Mapping[str, Points]) -> Figure:
-    """Row sums, the size of attention beside the residual stream, and learned scales, over training."""
+    """Draw row sums, the size of attention beside the residual stream, and learned scales, over training."""
     lines = lines_of(results, diagnostics)
     caption = (
         "Left: the mean sum of a query's weights; softmax's is 1 by definition. Middle: the root mean square of what "
@@ -400,7 +394,7 @@ def _paint_training(lines: Sequence[Line]) -> Any:
 
 
 def lengths_shown(lines: Sequence[Line]) -> list[int]:
-    """The shortest and the longest sequences that were recorded."""
+    """Return the shortest and the longest sequences that were recorded."""
     known = sorted({line.tokens for line in lines})
     return list(dict.fromkeys([known[0], known[-1]])) if known else []
 

@@ -20,24 +20,21 @@ from nomax.study.engine.experiment import RELUFORMERS, TextExperiment
 from nomax.study.engine.figure import Figure
 from nomax.study.engine.measures import FAR, FREQUENT
 from nomax.study.engine.result import TextResult, where
-from nomax.study.engine.statistics import Comparison, Interval, comparison, contrast, paired, pooled, repeated, values
-from nomax.study.engine.verdict import Outcome, Premise, Verdict, above, difference, worst
-from nomax.study.text.setup import TextSetup
-from nomax.study.text.shared import (
-    MARGIN,
-    Panel,
-    basis,
-    collected,
-    compare,
-    figure,
-    judged,
-    loss,
-    measurement,
-    nats,
-    spread,
-    translates,
+from nomax.study.engine.statistics import (
+    Comparison,
+    Interval,
+    by_cell,
+    comparison,
+    contrast,
+    differences,
+    pooled,
+    repeated,
     turned,
+    values,
 )
+from nomax.study.engine.verdict import Outcome, Premise, Verdict, above, difference, spread, worst
+from nomax.study.text.setup import TextSetup
+from nomax.study.text.shared import MARGIN, Panel, basis, compare, figure, judged, loss, measurement, nats, translates
 
 TITLE = "Is ReLU attention better for long documents?"
 CLAIMS = ("S-long", "S-distant")
@@ -50,7 +47,7 @@ BLEU = "The paper's ReLUFormer is on par to 256 tokens, ahead from 512, and by 1
 
 
 def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextExperiment]:
-    """Both kinds at every length. One seed after the other, so a budget cuts off whole seeds."""
+    """Return both kinds at every length. One seed after the other, so a budget cuts off whole seeds."""
     return [
         run
         for seed in seeds
@@ -63,7 +60,7 @@ def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextExperiment]:
 
 
 def figures(results: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
-    """Loss and BLEU over the length, and where attention looks."""
+    """Draw loss and BLEU over the length, what the source is worth, and where attention looks."""
     quality = [Panel("test loss (nats)", loss), Panel("BLEU", measurement("bleu"))]
     looks = [
         Panel(f"weight beyond {FAR}", measurement("distant")),
@@ -71,7 +68,7 @@ def figures(results: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
         Panel("entropy (nats)", measurement("entropy")),
     ]
     source = [Panel("the source's worth (nats)", measurement("source_use"))]
-    told = (
+    use = (
         "By how much the loss rises if every document is given the source of another. Where that is nothing, a model "
         "continues the target, and does not translate."
     )
@@ -82,25 +79,25 @@ def figures(results: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
     )
     return [
         _figure(results, quality, "documents", "Translation by the length of documents", BLEU),
-        _figure(results, source, "documents-source", "What the source is worth", told),
+        _figure(results, source, "documents-source", "What the source is worth", use),
         _figure(results, looks, "documents-looks", "Where attention looks in documents", caption),
     ]
 
 
 def verdicts(results: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
     """Judge the two claims."""
-    return [_grows(results, setup), _distant([result for result in results if result.tokens >= LONG], setup)]
+    return [_grows(results), _distant([result for result in results if result.tokens >= LONG])]
 
 
 def _figure(results: Sequence[TextResult], panels: list[Panel], name: str, title: str, caption: str) -> Figure:
-    said = {"name": name, "title": title, "caption": caption, "axis": "tokens"}
+    words = {"name": name, "title": title, "caption": caption, "axis": "tokens"}
     return figure(
-        results, panels, lambda result: result.attention, lambda result: result.tokens, logarithmic=True, **said
+        results, panels, lambda result: result.attention, lambda result: result.tokens, logarithmic=True, **words
     )
 
 
-def _grows(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
-    ahead = compare(where(results, attention=OURS), where(results, attention=SOFTMAX), lambda result: result.tokens)
+def _grows(results: Sequence[TextResult]) -> Verdict:
+    ahead = compare(where(results, attention=OURS), where(results, attention=SOFTMAX), "tokens")
     used = repeated(ahead.cells)
     short = {length: entries for length, entries in used.items() if length < LONG}
     long = {length: entries for length, entries in used.items() if length >= LONG}
@@ -119,7 +116,7 @@ def _grows(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
         "the lead at long lengths": comparison(long, [0.0], margin=MARGIN, unit="nats"),
         "the lead at short ones": comparison(short, [-MARGIN], margin=MARGIN, unit="nats"),
     }
-    return _if_translated("S-long", outcome, sentence, results, setup, numbers, ahead.agreement, noise)
+    return _if_translated("S-long", outcome, sentence, results, numbers, ahead.agreement, noise)
 
 
 def _difference(first: dict[int, Sequence[float]], second: dict[int, Sequence[float]]) -> Interval:
@@ -129,15 +126,10 @@ def _difference(first: dict[int, Sequence[float]], second: dict[int, Sequence[fl
     return contrast([*first.values(), *second.values()], weights)
 
 
-def _distant(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
-    leads = {}
-    for name in ("distant", "frequent"):
-        ours, softmax = (
-            values(where(results, attention=kind), lambda result: result.tokens, measurement(name))
-            for kind in (OURS, SOFTMAX)
-        )
-        leads[name] = pooled(paired(ours, softmax))
-    everywhere = values(results, lambda result: result.tokens, measurement("frequent_keys"))
+def _distant(results: Sequence[TextResult]) -> Verdict:
+    ours, softmax = (where(results, attention=kind) for kind in (OURS, SOFTMAX))
+    leads = {name: pooled(differences(ours, softmax, "tokens", measurement(name))) for name in ("distant", "frequent")}
+    everywhere = values(results, "tokens", measurement("frequent_keys"))
     share = sum(everywhere.values()) / len(everywhere) if everywhere else float("nan")
     sentence = (
         f"From {LONG} tokens on rows of ReLUFormer's encoder have {spread(leads['distant'], signed=True)} more of "
@@ -147,7 +139,7 @@ def _distant(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
         "the second below, contradicted if one lies on the other side"
     )
     outcome = worst([above(leads["distant"], 0), above(turned(leads["frequent"]), 0)])
-    return _if_translated("S-distant", outcome, sentence, results, setup, {**leads, "share of frequent pieces": share})
+    return _if_translated("S-distant", outcome, sentence, results, {**leads, "share of frequent pieces": share})
 
 
 def _if_translated(
@@ -155,24 +147,22 @@ def _if_translated(
     outcome: Outcome,
     sentence: str,
     results: Sequence[TextResult],
-    setup: TextSetup,
     numbers: dict[str, Any],
     premises: Sequence[Premise] = (),
     noise: dict[str, Comparison | None] | None = None,
 ) -> Verdict:
-    """The verdict, or that nothing is decided, where models of long documents make nothing of their sources."""
+    """Return the verdict: undecided where models of long documents make nothing of their sources."""
     long = [result for result in results if result.tokens >= LONG]
     ours, softmax = (
-        pooled(collected(where(long, attention=kind), lambda result: result.tokens, measurement("source_use")))
-        for kind in (OURS, SOFTMAX)
+        pooled(by_cell(where(long, attention=kind), "tokens", measurement("source_use"))) for kind in (OURS, SOFTMAX)
     )
     reads = all(above(use, MARGIN) == "reproduced" for use in (ours, softmax))
-    said = (
+    premise = (
         f"from {LONG} tokens on the source of another document costs ReLUFormer {nats(ours)} and softmax "
         f"{nats(softmax)}: they {'use theirs' if reads else 'hardly translate'}"
     )
     remedy = "Train longer, until models of long documents use their sources."
     sentence += f", undecided unless both costs of another source are above {MARGIN:g}."
     numbers = {**numbers, "use of the source": {OURS: ours, SOFTMAX: softmax}}
-    premises = [translates(results, lambda result: result.tokens), Premise(said, reads, remedy), *premises]
-    return judged(claim, outcome, sentence, results, setup, numbers, premises, noise)
+    premises = [translates(results, "tokens"), Premise(premise, reads, remedy), *premises]
+    return judged(claim, outcome, sentence, results, numbers, premises, noise)

@@ -18,24 +18,10 @@ from nomax.phi import SOFTMAX
 from nomax.study.engine.experiment import TextExperiment
 from nomax.study.engine.figure import Figure
 from nomax.study.engine.result import TextResult, finals, where
-from nomax.study.engine.statistics import comparison, contrast, pooled
-from nomax.study.engine.verdict import Verdict, above, within, worst
+from nomax.study.engine.statistics import by_cell, comparison, contrast, pooled, turned
+from nomax.study.engine.verdict import ABOVE_ZERO, BOTH_ABOVE_ZERO, Verdict, above, spread, within, worst
 from nomax.study.text.setup import TextSetup
-from nomax.study.text.shared import (
-    MARGIN,
-    Lead,
-    Panel,
-    basis,
-    collected,
-    compare,
-    figure,
-    judged,
-    loss,
-    measurement,
-    spread,
-    translates,
-    turned,
-)
+from nomax.study.text.shared import MARGIN, Lead, Panel, basis, compare, figure, judged, loss, measurement, translates
 
 TITLE = "Is a feed-forward layer a memory, and does softmax harm it?"
 CLAIMS = ("S-softmax-ffn", "S-ln", "S-slots", "S-central", "S-variance")
@@ -50,7 +36,7 @@ BLEU = "The paper has 34.22 BLEU for ReLU, 33.08 for softmax and 34.21 for softm
 
 
 def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextExperiment]:
-    """The three kinds with every number of slots. One seed after the other, so a budget cuts off whole seeds."""
+    """Return the three kinds with every number of slots. One seed after the other, so a budget cuts off whole seeds."""
     return [
         setup.run(SOFTMAX, memory=memory, memory_norm=norm, slots=slots, seed=seed)
         for seed in seeds
@@ -60,20 +46,20 @@ def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextExperiment]:
 
 
 def figures(results: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
-    """Loss and BLEU over slots, and what is inside the memories."""
+    """Draw loss and BLEU over slots, and what is inside the memories."""
     quality = [Panel("test loss (nats)", loss), Panel("BLEU", measurement("bleu"))]
     inside = [
         Panel("variance ratio", measurement("variance_ratio"), logarithmic=True),
         Panel("share of the top 0.2 %", measurement("top_share")),
         Panel("anisotropy", measurement("anisotropy")),
     ]
-    told = (
+    parts = (
         "Left: the variance of what memories add over that of the residual stream. Middle: the part of all weights "
         "that the largest 0.2 % hold. Right: the mean cosine of two values. On test tokens, means over layers."
     )
     return [
         _figure(results, quality, "memory", "Translation by the slots of the feed-forward layers", BLEU),
-        _figure(results, inside, "memory-inside", "What is inside the memories", told),
+        _figure(results, inside, "memory-inside", "What is inside the memories", parts),
     ]
 
 
@@ -81,52 +67,48 @@ def verdicts(results: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
     """Judge the five claims."""
     results = finals(results)
     return [
-        _worse(results, setup),
-        _normed(results, setup),
-        _many(results, setup),
-        _central(results, setup),
-        _variance(results, setup),
+        _worse(results),
+        _normed(results),
+        _many(results),
+        _central(results),
+        _variance(results),
     ]
 
 
-def lemma(slots: int, draws: int = 4000) -> tuple[float, float]:
-    """The variance of Σ φ(x_i)·v_i over n slots, for normal x and v: that of ReLU over n/2, and that of softmax."""
+def lemma(slots: int, samples: int = 4000) -> tuple[float, float]:
+    """Return the variance of Σ φ(x_i)·v_i over n slots, for normal x and v: ReLU's over n/2, and softmax's."""
     generator = np.random.default_rng(0)
-    x, v = generator.standard_normal((2, draws, slots))
+    x, v = generator.standard_normal((2, samples, slots))
     weights = np.exp(x) / np.exp(x).sum(1, keepdims=True)
     return float((np.maximum(x, 0) * v).sum(1).var() / (slots / 2)), float((weights * v).sum(1).var())
 
 
 def _figure(results: Sequence[TextResult], panels: list[Panel], name: str, title: str, caption: str) -> Figure:
-    said = {"name": name, "title": title, "caption": caption, "axis": "slots"}
-    return figure(results, panels, lambda result: result.memory, lambda result: result.slots, logarithmic=True, **said)
+    words = {"name": name, "title": title, "caption": caption, "axis": "slots"}
+    return figure(results, panels, lambda result: result.memory, lambda result: result.slots, logarithmic=True, **words)
 
 
 def _lead(results: Sequence[TextResult], second: str) -> Lead:
-    return compare(where(results, memory=RELU), where(results, memory=second), _slots)
-
-
-def _slots(result: TextResult) -> int:
-    return result.slots
+    return compare(where(results, memory=RELU), where(results, memory=second), "slots")
 
 
 def _by_slots(cells: dict[int, list[float]]) -> str:
     return ", ".join(f"{slots:,}: {contrast([cells[slots]]).mean:+.3f}".replace("-", "−") for slots in sorted(cells))
 
 
-def _worse(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
+def _worse(results: Sequence[TextResult]) -> Verdict:
     ahead = _lead(results, PLAIN)
     sentence = (
         f"The loss of ReLU is {ahead.words()} than that of softmax ({basis(results, ahead.cells)}; lead by slots "
-        f"{_by_slots(ahead.cells)} nats). {BLEU} Reproduced if the interval is above 0, contradicted if below."
+        f"{_by_slots(ahead.cells)} nats). {BLEU} {ABOVE_ZERO}"
     )
     noise = {"the lead": comparison(ahead.cells, [0.0], margin=MARGIN, unit="nats")}
-    premises = [translates(results, _slots), *ahead.agreement]
+    premises = [translates(results, "slots"), *ahead.agreement]
     outcome = above(ahead.loss, 0)
-    return judged("S-softmax-ffn", outcome, sentence, results, setup, _numbers(ahead), premises, noise)
+    return judged("S-softmax-ffn", outcome, sentence, results, _numbers(ahead), premises, noise)
 
 
-def _normed(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
+def _normed(results: Sequence[TextResult]) -> Verdict:
     few = [result for result in results if result.slots < MANY]
     ahead = _lead(few, NORMED)
     sentence = (
@@ -135,18 +117,18 @@ def _normed(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
         f"{MARGIN:g} nats: reproduced if the interval is, contradicted if it lies outside."
     )
     noise = {"the lead": comparison(ahead.cells, [-MARGIN, MARGIN], margin=MARGIN, unit="nats")}
-    premises = [translates(few, _slots), *ahead.agreement]
+    premises = [translates(few, "slots"), *ahead.agreement]
     outcome = within(ahead.loss, -MARGIN, MARGIN)
-    return judged("S-ln", outcome, sentence, few, setup, _numbers(ahead), premises, noise)
+    return judged("S-ln", outcome, sentence, few, _numbers(ahead), premises, noise)
 
 
-def _many(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
+def _many(results: Sequence[TextResult]) -> Verdict:
     many = [result for result in results if result.slots >= MANY]
     ahead, of_normed = _lead(many, PLAIN), _lead(many, NORMED)
     sentence = (
         f"From {MANY:,} slots on the loss of ReLU is {ahead.words()} than that of softmax, and {of_normed.words()} "
         f"than that of softmax with LayerNorm ({basis(many, of_normed.cells)}). The paper finds ReLU ahead at 3,072 "
-        "and 4,096 slots. Reproduced if both intervals are above 0, contradicted if one is below."
+        f"and 4,096 slots. {BOTH_ABOVE_ZERO}"
     )
     outcome = worst([above(ahead.loss, 0), above(of_normed.loss, 0)])
     numbers = {
@@ -158,30 +140,26 @@ def _many(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
         "the lead over softmax": comparison(ahead.cells, [0.0], margin=MARGIN, unit="nats"),
         "the lead over softmax with LayerNorm": comparison(of_normed.cells, [0.0], margin=MARGIN, unit="nats"),
     }
-    premises = [translates(many, _slots), *ahead.agreement, *of_normed.agreement]
-    return judged("S-slots", outcome, sentence, many, setup, numbers, premises, noise)
+    premises = [translates(many, "slots"), *ahead.agreement, *of_normed.agreement]
+    return judged("S-slots", outcome, sentence, many, numbers, premises, noise)
 
 
-def _central(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
+def _central(results: Sequence[TextResult]) -> Verdict:
     large = [result for result in results if result.slots >= USUAL]
     score = measurement("top_share")
-    softmax, relu = (
-        pooled(collected(where(large, memory=kind), lambda result: result.slots, score)) for kind in (PLAIN, RELU)
-    )
+    softmax, relu = (pooled(by_cell(where(large, memory=kind), "slots", score)) for kind in (PLAIN, RELU))
     sentence = (
         f"From {USUAL} slots on the largest 0.2 % of all weights of softmax hold {spread(softmax)} of their sum, those "
         f"of ReLU {spread(relu)}, on test tokens. The paper has more than 0.85 for softmax. Most is more than "
         f"{MOST:g}: reproduced if the interval of softmax is above, contradicted if below."
     )
     numbers = {"softmax": softmax, "relu": relu}
-    return judged("S-central", above(softmax, MOST), sentence, large, setup, numbers, [translates(large, _slots)])
+    return judged("S-central", above(softmax, MOST), sentence, large, numbers, [translates(large, "slots")])
 
 
-def _variance(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
+def _variance(results: Sequence[TextResult]) -> Verdict:
     score = measurement("variance_ratio")
-    softmax, relu = (
-        pooled(collected(where(results, memory=kind), lambda result: result.slots, score)) for kind in (PLAIN, RELU)
-    )
+    softmax, relu = (pooled(by_cell(where(results, memory=kind), "slots", score)) for kind in (PLAIN, RELU))
     over, of_softmax = lemma(USUAL)
     sentence = (
         f"What memories add has, relative to the residual stream, the variance {spread(softmax)} with softmax and "
@@ -192,7 +170,7 @@ def _variance(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
     )
     outcome = worst([above(turned(softmax), -SMALL), above(relu, SMALL)])
     numbers = {"softmax": softmax, "relu": relu, "over n/2": over, "of softmax's sum": of_softmax}
-    return judged("S-variance", outcome, sentence, results, setup, numbers, [translates(results, _slots)])
+    return judged("S-variance", outcome, sentence, results, numbers, [translates(results, "slots")])
 
 
 def _numbers(ahead: Lead) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from nomax.study.engine.experiment import TextExperiment
 from nomax.study.engine.figure import Figure
 from nomax.study.engine.result import TextResult, where
 from nomax.study.engine.statistics import Interval, best_alpha, comparison, pooled
-from nomax.study.engine.verdict import Premise, Verdict, above, learned
+from nomax.study.engine.verdict import ABOVE_ZERO, Premise, Verdict, above, learned
 from nomax.study.text.setup import TextSetup
 from nomax.study.text.shared import MARGIN, Panel, basis, figure, judged, lead, loss, nats, quality
 
@@ -31,7 +31,7 @@ NEAR = 0.25  # of 1: the second paper's L^-½ is another answer
 
 
 def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextExperiment]:
-    """Every h with every α, and softmax. One seed after the other, so a budget cuts off whole seeds."""
+    """Return every h with every α, and softmax. One seed after the other, so a budget cuts off whole seeds."""
     phis = [str(Phi(activation, alpha)) for activation in setup.activations for alpha in setup.alphas]
     return [
         setup.run(phi, task="language", documents=setup.text_length, seed=seed, measures=())
@@ -41,7 +41,7 @@ def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextExperiment]:
 
 
 def figures(results: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
-    """The loss over α."""
+    """Draw the loss over α."""
     caption = (
         "Each h is trained with its weights multiplied by L⁻ᵅ, L being the number of tokens that are visible; the "
         "broken line is softmax, which has no α. No paper has this for text; the vision paper's best α is near 1."
@@ -66,14 +66,14 @@ def verdicts(results: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
     by_h = {name: where(swept, activation=name) for name in dict.fromkeys(result.activation for result in swept)}
     alphas = best_alpha(by_h, quality, NEAR)
     best, cells = alphas.best, alphas.leads
-    over_half = pooled(lead(where(swept, alpha=1.0), where(swept, alpha=0.5), lambda result: result.activation))
+    over_half = pooled(lead(where(swept, alpha=1.0), where(swept, alpha=0.5), "activation"))
     listed = ", ".join(f"{name} {place.place:g}" for name, place in best.items())
     sentence = (
         f"The best α within {NEAR:g} of 1 is ahead of the best further away, both as the other seeds choose them, by "
         f"{nats(alphas.lead)}{_said(over_half)} ({basis(swept, cells)}; the first interval is over the h). "
         f"The lowest mean lies within {NEAR:g} of 1 for {alphas.near} of {len(best)} h "
         f"(a random choice from the grid: {alphas.by_chance:.0%}). "
-        f"Best α: {listed}. {_levels(results)}Reproduced if the interval is above 0, contradicted if below."
+        f"Best α: {listed}. {_levels(results)}{ABOVE_ZERO}"
     )
     numbers = {
         "lead": alphas.lead,
@@ -83,7 +83,7 @@ def verdicts(results: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
         "best": {name: [place.place, place.low, place.high] for name, place in best.items()},
     }
     noise = {"the lead": comparison(cells, [0.0], margin=MARGIN, unit="nats", over="settings")}
-    return [judged("Q-text", above(alphas.lead, 0), sentence, results, setup, numbers, [_learned(results)], noise)]
+    return [judged("Q-text", above(alphas.lead, 0), sentence, results, numbers, [_learned(results)], noise)]
 
 
 def _learned(results: Sequence[TextResult]) -> Premise:
@@ -98,7 +98,7 @@ def _learned(results: Sequence[TextResult]) -> Premise:
         baseline,
         gain,
         LEARNED,
-        lambda result: result.data,
+        "data",
         say=lambda value: f"{value:.2f} nats better than a uniform guess",
     )
 
@@ -109,11 +109,11 @@ def _said(over_half: Interval) -> str:
 
 
 def _levels(results: Sequence[TextResult]) -> str:
-    """The loss of softmax and of the best other, if both are there."""
+    """Say the loss of softmax and of the best other, if both are there."""
     means = {
-        phi: fmean(found)
+        phi: fmean(losses)
         for phi in dict.fromkeys(result.phi for result in results)
-        if (found := [value for result in where(results, phi=phi) if (value := loss(result)) is not None])
+        if (losses := [value for result in where(results, phi=phi) if (value := loss(result)) is not None])
     }
     if len(means) < 2 or SOFTMAX not in means:
         return ""

@@ -25,18 +25,18 @@ KIND = "text"
 
 
 def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TextExperiment]:
-    """Every kind with all settings that are tried. Trials have one seed of their own."""
-    kinds: tuple[Callable[[Settings], TextExperiment], ...] = (
+    """Return every kind with all settings that are tried. Trials have one seed of their own."""
+    attentions: tuple[Callable[[Settings], TextExperiment], ...] = (
         lambda settings: setup.trial(settings, SOFTMAX),
         lambda settings: setup.trial(settings, RELUFORMER, reluformers=True, losses=(True, True)),
         lambda settings: setup.trial(settings, "relu/L"),
         lambda settings: setup.trial(settings, "relu"),
     )
-    return [kind(settings) for settings in setup.trials for kind in kinds]
+    return [kind(settings) for settings in setup.trials for kind in attentions]
 
 
 def figures(results: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
-    """The loss on the validation split over the learning rate, a line for each kind and its other settings."""
+    """Draw the validation loss over the learning rate, a line for each kind and its other settings."""
     best = best_trials(results)
     listed = "; ".join(
         f"{kind}: {result.lr:g}, {_others(result)} ({result.loss:.3f} nats)" for kind, result in best.items()
@@ -44,19 +44,21 @@ def figures(results: Sequence[TextResult], setup: TextSetup) -> list[Figure]:
     caption = f"Each kind has as many trials, of {_steps(results)} steps. Best: {listed}."
     caption = caption if best else "No trial has finished."
     panels = [Panel("validation loss (nats)", loss), Panel("BLEU", measurement("bleu"))]
-    said = {"name": "text-rate", "title": TITLE, "caption": caption, "axis": "learning rate"}
-    return [figure(results, panels, _line, lambda result: result.lr, logarithmic=True, **said)]
+    words = {"name": "text-rate", "title": TITLE, "caption": caption, "axis": "learning rate"}
+    return [figure(results, panels, _line, lambda result: result.lr, logarithmic=True, **words)]
 
 
 def verdicts(results: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
-    """None: this study chooses numbers."""
+    """Judge nothing: this study chooses numbers."""
     return []
 
 
 def best_trials(results: Sequence[TextResult]) -> dict[str, TextResult]:
-    """The trial with the lowest loss of each kind."""
-    kinds = dict.fromkeys(result.attention for result in results)
-    done = {kind: [result for result in where(results, attention=kind) if result.loss is not None] for kind in kinds}
+    """Return the trial with the lowest loss of each kind."""
+    attentions = dict.fromkeys(result.attention for result in results)
+    done = {
+        kind: [result for result in where(results, attention=kind) if result.loss is not None] for kind in attentions
+    }
     return {kind: min(trials, key=lambda result: result.loss or 0.0) for kind, trials in done.items() if trials}
 
 

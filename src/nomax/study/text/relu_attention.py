@@ -32,23 +32,10 @@ from nomax.study.engine.experiment import (
 )
 from nomax.study.engine.figure import BROKEN, Figure, Table, draw_intervals, nothing_yet, sheet
 from nomax.study.engine.result import Numbers, Result, TextResult, measured, trained, where
-from nomax.study.engine.statistics import Interval, comparison, paired, pooled, ratio, values
-from nomax.study.engine.verdict import Premise, Verdict, above, difference, plain, worst
+from nomax.study.engine.statistics import Interval, comparison, differences, pooled, ratio, turned
+from nomax.study.engine.verdict import Verdict, above, difference, plain, spread, worst
 from nomax.study.text.setup import TextSetup
-from nomax.study.text.shared import (
-    MARGIN,
-    Lead,
-    Panel,
-    basis,
-    compare,
-    judged,
-    listing,
-    loss,
-    measurement,
-    spread,
-    translates,
-    turned,
-)
+from nomax.study.text.shared import MARGIN, Lead, Panel, basis, compare, judged, listing, loss, measurement, translates
 from nomax.train.console import Stop
 
 TITLE = "Can ReLU replace softmax in attention for text?"
@@ -86,12 +73,10 @@ class Speed(Measurement):
 
     @property
     def variant(self) -> str:
-        """The model, in a word."""
         return f"{self.model.dim} wide, {self.model.encoder_layers}+{self.model.decoder_layers} layers"
 
     @property
     def tokens(self) -> int:
-        """The length of sequences."""
         return self.model.max_length
 
     @property
@@ -112,19 +97,19 @@ class Speed(Measurement):
 
 
 def grid(setup: TextSetup, seeds: Sequence[int]) -> list[Experiment]:
-    """Ten kinds of attention, and their speed. The kinds that the claims compare come first, with all their seeds."""
-    kinds = [_kinds(setup, seed) for seed in seeds]
-    ranks = [[run for some in kinds for run in some[low:high]] for low, high in ((0, ASKED), (ASKED, None))]
+    """Return ten kinds of attention and their speed; those that claims compare come first, with all their seeds."""
+    by_seed = [_kinds(setup, seed) for seed in seeds]
+    ranks = [[run for some in by_seed for run in some[low:high]] for low, high in ((0, ASKED), (ASKED, None))]
     return [*ranks[0], *ranks[1], speed_to_measure(setup)]
 
 
 def speed_to_measure(setup: TextSetup) -> Speed:
-    """The measurement of all kinds."""
+    """Return the measurement of all kinds."""
     return Speed(setup.reluformer().config.model)
 
 
 def figures(results: Sequence[Result], setup: TextSetup) -> list[Figure]:
-    """Loss, BLEU, entropy and zeros of each kind, and the times."""
+    """Draw loss, BLEU, entropy and zeros of each kind, and the times."""
     panels = [
         Panel("test loss (nats)", loss),
         Panel("BLEU", measurement("bleu")),
@@ -147,9 +132,9 @@ def verdicts(results: Sequence[Result], setup: TextSetup) -> list[Verdict]:
     """Judge the four claims."""
     models = trained(results)
     return [
-        _diverges(models, setup),
-        _factor(models, setup),
-        _losses(models, setup),
+        _diverges(models),
+        _factor(models),
+        _losses(models),
         speed_verdict(setup, seconds_by_kind(results)),
     ]
 
@@ -169,57 +154,58 @@ def _kinds(setup: TextSetup, seed: int) -> list[TextExperiment]:
 def _compared(results: Sequence[TextResult], first: str, second: str) -> tuple[Lead, str, list[TextResult]]:
     """Return how far the first is ahead of the second, what that rests on in words, and its runs."""
     chosen = where(results, attention=first) + where(results, attention=second)
-    ahead = compare(where(results, attention=first), where(results, attention=second), lambda result: result.data)
+    ahead = compare(where(results, attention=first), where(results, attention=second), "data")
     return ahead, basis(chosen, ahead.cells), chosen
 
 
-def _diverges(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
-    behind, said, compared = _compared(results, SOFTMAX, DIRECT)
+def _diverges(results: Sequence[TextResult]) -> Verdict:
+    behind, rests_on, compared = _compared(results, SOFTMAX, DIRECT)
     used = where(results, attention=DIRECT)
     broken = sum(result.status == "diverged" for result in used)
     sentence = (
-        f"The loss of softmax is {behind.words()} than with ReLU put in directly ({said}); {broken} of {len(used)} "
+        f"The loss of softmax is {behind.words()} than with ReLU put in directly ({rests_on}); {broken} of {len(used)} "
         f"runs broke off. {BLEU} Not to converge is to be {GAP:g} nat behind: reproduced if the interval is above, "
         "contradicted if below."
     )
     numbers = {"behind": behind.loss, "BLEU behind": behind.bleu_numbers, "broke off": broken}
     noise = {"the gap": comparison(behind.cells, [GAP], margin=MARGIN, unit="nats")}
-    premises = [_translates(results)]
-    return judged("S-diverge", above(behind.loss, GAP), sentence, compared, setup, numbers, premises, noise)
+    premises = [translates(results, "data")]
+    return judged("S-diverge", above(behind.loss, GAP), sentence, compared, numbers, premises, noise)
 
 
-def _factor(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
-    behind, said, compared = _compared(results, SOFTMAX, FACTOR)
+def _factor(results: Sequence[TextResult]) -> Verdict:
+    behind, rests_on, compared = _compared(results, SOFTMAX, FACTOR)
     sentence = (
-        f"The loss of softmax is {behind.words()} than with the factor alone ({said}). {BLEU} Reproduced if the "
+        f"The loss of softmax is {behind.words()} than with the factor alone ({rests_on}). {BLEU} Reproduced if the "
         f"interval is above 0 and below {GAP:g} nat, contradicted if it lies outside."
     )
     outcome = worst([above(behind.loss, 0), above(turned(behind.loss), -GAP)])
     noise = {"the gap": comparison(behind.cells, [0.0, GAP], margin=MARGIN, unit="nats")}
-    premises = [_translates(results), *behind.agreement]
+    premises = [translates(results, "data"), *behind.agreement]
     numbers = {"behind": behind.loss, "BLEU behind": behind.bleu_numbers}
-    return judged("S-factor", outcome, sentence, compared, setup, numbers, premises, noise)
+    return judged("S-factor", outcome, sentence, compared, numbers, premises, noise)
 
 
-def _losses(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
-    ahead, said, compared = _compared(results, OURS, SOFTMAX)
+def _losses(results: Sequence[TextResult]) -> Verdict:
+    ahead, rests_on, compared = _compared(results, OURS, SOFTMAX)
     gain, entropy = (_compared(results, OURS, other)[0] for other in (UNNORMALISED, RELUFORMERS[True, False]))
-    fall = pooled(paired(*(_entropies(where(results, attention=kind)) for kind in (OURS, UNNORMALISED))))
+    ours, without = (where(results, attention=kind) for kind in (OURS, UNNORMALISED))
+    fall = pooled(differences(ours, without, "data", measurement("entropy")))
     numbers: dict[str, Any] = {
         "over softmax": ahead.loss,
         "BLEU over softmax": ahead.bleu_numbers,
         "over no normalisation loss": gain.loss,
         "over no entropy loss": entropy.loss,
     }
-    told = ""
+    fallen = ""
     if fall.known:  # a run that broke off has no rows to look at, so the verdict does not hang on this
         numbers["entropy over no normalisation loss"] = fall
-        told = f" Without that of normalisation the entropy of rows falls by {spread(fall)}, in the paper by 1.52."
+        fallen = f" Without that of normalisation the entropy of rows falls by {spread(fall)}, in the paper by 1.52."
     sentence = (
-        f"With both losses the loss is {ahead.words()} than that of softmax ({said}); it is "
+        f"With both losses the loss is {ahead.words()} than that of softmax ({rests_on}); it is "
         f"{difference(gain.loss, 'nats', 'lower', 'higher')} than without that of normalisation, and "
-        f"{difference(entropy.loss, 'nats', 'lower', 'higher')} than without that of entropy.{told} {BLEU} To match is "
-        f"to trail by no more than {MARGIN:g} nats: reproduced if the interval lies above that and that without the "
+        f"{difference(entropy.loss, 'nats', 'lower', 'higher')} than without that of entropy.{fallen} {BLEU} To match "
+        f"is to trail by no more than {MARGIN:g} nats: reproduced if the interval lies above that and that without the "
         "normalisation loss above 0, contradicted if one is below."
     )
     outcome = worst([above(ahead.loss, -MARGIN), above(gain.loss, 0)])
@@ -227,20 +213,12 @@ def _losses(results: Sequence[TextResult], setup: TextSetup) -> Verdict:
         "the lead over softmax": comparison(ahead.cells, [-MARGIN], margin=MARGIN, unit="nats"),
         "the gain by the normalisation loss": comparison(gain.cells, [0.0], margin=MARGIN, unit="nats"),
     }
-    premises = [_translates(results), *ahead.agreement]
-    return judged("S-losses", outcome, sentence, compared, setup, numbers, premises, noise)
-
-
-def _translates(results: Sequence[TextResult]) -> Premise:
-    return translates(results, lambda result: result.data)
-
-
-def _entropies(results: Sequence[TextResult]) -> dict[tuple[str, int], float]:
-    return values(results, lambda result: result.data, measurement("entropy"))
+    premises = [translates(results, "data"), *ahead.agreement]
+    return judged("S-losses", outcome, sentence, compared, numbers, premises, noise)
 
 
 def seconds_by_kind(results: Sequence[Result]) -> Numbers:
-    """The times that were measured, if they were."""
+    """Return the times that were measured, if they were."""
     return next((result.numbers for result in measured(results, Speed.kind)), {})
 
 
@@ -269,7 +247,7 @@ def speed_verdict(setup: TextSetup, seconds: Numbers) -> Verdict:
 
 
 def speed_figure(setup: TextSetup, seconds: Numbers) -> Figure:
-    """Times of each kind, in those of ReLUFormer."""
+    """Draw the times of each kind, in those of ReLUFormer."""
     relative = ratios(seconds)
     rows = tuple(
         (name, round(1e3 * median(times), 2), round(relative[name].mean if name in relative else 1.0, 3))

@@ -66,7 +66,7 @@ class TextSetup:
     batch_size: int = 1024
     """Tokens per step and side."""
     document_passes: int = 5
-    """How many times as many tokens documents get, in larger steps: models learn to use a source late."""
+    """Documents get so many times as many tokens, in larger steps: models learn to use a source late."""
     document_growth: float = 0.75
     """Share of the steps in which documents grow to their length: see TextConfig.growth."""
     lr: float = 4e-3

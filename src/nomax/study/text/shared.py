@@ -7,15 +7,25 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from nomax import _figures
-from nomax._figures import INK, PAPER
+from nomax._figures import PAPER
 from nomax.phi import SOFTMAX
 from nomax.study.claims import BLEU_BAR
-from nomax.study.engine.figure import MARKERS, Figure, Table, legend, nothing_yet, plain_powers, sheet
+from nomax.study.engine.figure import (
+    BROKEN,
+    LOST,
+    MARKERS,
+    Figure,
+    Table,
+    handle,
+    legend,
+    nothing_yet,
+    plain_powers,
+    sheet,
+)
 from nomax.study.engine.result import TextResult, where
-from nomax.study.engine.statistics import Comparison, Interval, paired, pooled, seeds, values
-from nomax.study.engine.verdict import Outcome, Premise, Verdict, agree, difference, learned, plain, settle
+from nomax.study.engine.statistics import Columns, Comparison, Interval, differences, pooled, seeds
+from nomax.study.engine.verdict import Outcome, Premise, Verdict, agree, difference, learned, plain, settle, spread
 from nomax.study.engine.verdict import basis as basis_of
-from nomax.study.text.setup import TextSetup
 
 Cell = TypeVar("Cell", bound=Hashable)
 
@@ -27,12 +37,12 @@ LOST_NOTE = f"A run that diverged counts as {UNIFORM} and is marked with a cross
 
 
 def loss(result: TextResult) -> float | None:
-    """Nats per token of the test split; those of a uniform guess if the run diverged."""
+    """Return the nats per token of the test split; those of a uniform guess if the run diverged."""
     return math.log(result.vocabulary) if result.status == "diverged" else result.loss
 
 
 def quality(result: TextResult) -> float | None:
-    """Minus the loss: the larger, the better."""
+    """Return minus the loss: the larger, the better."""
     nll = loss(result)
     return None if nll is None else -nll
 
@@ -42,21 +52,9 @@ def measurement(name: str) -> Callable[[TextResult], float | None]:
     return lambda result: result.measured.get(name)
 
 
-def lead(
-    first: Sequence[TextResult], second: Sequence[TextResult], cell: Callable[[TextResult], Cell]
-) -> dict[Cell, list[float]]:
+def lead(first: Sequence[TextResult], second: Sequence[TextResult], columns: Columns) -> dict[Any, list[float]]:
     """Return by how many nats the loss of the first is lower, at equal cell and seed."""
-    return paired(values(first, cell, quality), values(second, cell, quality))
-
-
-def collected(
-    results: Sequence[TextResult], cell: Callable[[TextResult], Cell], score: Callable[[TextResult], float | None]
-) -> dict[Cell, list[float]]:
-    """The values of each cell, over the seeds."""
-    by_cell: dict[Cell, list[float]] = {}
-    for (place, _), value in values(results, cell, score).items():
-        by_cell.setdefault(place, []).append(value)
-    return by_cell
+    return differences(first, second, columns, quality)
 
 
 def basis(results: Sequence[TextResult], cells: dict[Cell, list[float]]) -> str:
@@ -65,29 +63,12 @@ def basis(results: Sequence[TextResult], cells: dict[Cell, list[float]]) -> str:
 
 
 def nats(interval: Interval) -> str:
-    """A difference of losses: "+0.031 nats [−0.004, +0.066]"."""
+    """Format a difference of losses: "+0.031 nats [−0.004, +0.066]"."""
     return f"{spread(interval, signed=True, unit=' nats')}"
 
 
-def spread(interval: Interval, digits: int = 3, signed: bool = False, unit: str = "") -> str:
-    """A number with its interval."""
-    sign = "+" if signed else ""
-
-    def said(value: float) -> str:
-        return f"{value:{sign}.{digits}f}".replace("-", "−") if value == value else "unknown"
-
-    if not interval.known:
-        return f"{said(interval.mean)}{unit} (no interval: too few runs)"
-    return f"{said(interval.mean)}{unit} [{said(interval.low)}, {said(interval.high)}]"
-
-
-def turned(interval: Interval) -> Interval:
-    """The interval of minus the number."""
-    return Interval(-interval.mean, -interval.high, -interval.low)
-
-
-def scale(results: Sequence[TextResult], setup: TextSetup) -> str:
-    """At which scale the runs speak: "128 wide, 2+2 layers, 512 slots, 600 steps of 1,024 tokens of bible-en-es"."""
+def scale(results: Sequence[TextResult]) -> str:
+    """Say at which scale the runs speak: "128 wide, 2+2 layers, 512 slots, 600 steps of 1,024 tokens"."""
     if not results:
         return "no runs"
     models = "; ".join(dict.fromkeys(result.variant.rpartition(", ")[0] for result in results))
@@ -103,7 +84,7 @@ def scale(results: Sequence[TextResult], setup: TextSetup) -> str:
 
 @dataclass(frozen=True)
 class Lead:
-    """How far one kind is ahead of another at equal cell and seed: in loss, and in BLEU, the paper's own metric."""
+    """The lead of one kind over another at equal cell and seed: in loss, and in BLEU, the paper's own metric."""
 
     cells: dict[Any, list[float]]
     """Nats by which the loss is lower."""
@@ -131,24 +112,23 @@ class Lead:
 
     def words(self, more: str = "lower", less: str = "higher") -> str:
         """Return the lead as "lower by 0.031 nats [0.010, 0.052], BLEU higher by 0.42 [0.10, 0.74]"."""
-        said = difference(self.loss, "nats", more, less)
+        words = difference(self.loss, "nats", more, less)
         if self.bleu.mean != self.bleu.mean:
-            return said
-        return f"{said}, and BLEU {difference(self.bleu, 'BLEU')}"
+            return words
+        return f"{words}, and BLEU {difference(self.bleu, 'BLEU')}"
 
 
-def compare(first: Sequence[TextResult], second: Sequence[TextResult], cell: Callable[[TextResult], Hashable]) -> Lead:
+def compare(first: Sequence[TextResult], second: Sequence[TextResult], columns: Columns) -> Lead:
     """Return how far the first is ahead of the second."""
-    bleu = measurement("bleu")
-    return Lead(lead(first, second, cell), paired(values(first, cell, bleu), values(second, cell, bleu)))
+    return Lead(lead(first, second, columns), differences(first, second, columns, measurement("bleu")))
 
 
-def translates(results: Sequence[TextResult], cell: Callable[[TextResult], Cell]) -> Premise:
-    """State that the baseline, softmax attention with plain feed-forward layers, translates in every cell."""
+def translates(results: Sequence[TextResult], column: str) -> Premise:
+    """State that softmax attention with plain feed-forward layers translates, whatever the value of a column."""
     baseline = where(results, attention=SOFTMAX, memory="relu")
-    compared = dict.fromkeys(cell(result) for result in results)
+    compared = dict.fromkeys(getattr(result, column) for result in results)
     return learned(
-        baseline, measurement("bleu"), BLEU_BAR, cell, compared=compared, say=lambda bleu: f"{bleu:.1f} BLEU"
+        baseline, measurement("bleu"), BLEU_BAR, column, compared=compared, say=lambda bleu: f"{bleu:.1f} BLEU"
     )
 
 
@@ -157,12 +137,11 @@ def judged(
     outcome: Outcome,
     sentence: str,
     results: Sequence[TextResult],
-    setup: TextSetup,
     numbers: Mapping[str, Any],
     premises: Sequence[Premise] = (),
     comparisons: Mapping[str, Comparison | None] | None = None,
 ) -> Verdict:
-    """A verdict, or that there is nothing to judge, where a number that it rests on is not known."""
+    """Return the verdict, or that there is nothing to judge where a number that it rests on is not known."""
     if any(number.mean != number.mean for number in numbers.values() if isinstance(number, Interval)):
         outcome, sentence, numbers = "undecided", "The runs that this compares are not all there: nothing to judge.", {}
     return settle(
@@ -170,7 +149,7 @@ def judged(
         outcome,
         sentence,
         results=results,
-        scale=scale(results, setup),
+        scale=scale(results),
         numbers=plain(numbers),
         premises=premises,
         comparisons=comparisons,
@@ -220,13 +199,13 @@ def figure(
     axis: str,
     logarithmic: bool = False,
 ) -> Figure:
-    """Scores over a number. A kind whose place is None, such as softmax over α, is a level."""
+    """Draw scores over a number. A kind whose place is None, such as softmax over α, is a level."""
     points = collect(results, panels, kind, place)
-    told = f"{caption} Means over {_count(results)}, bands from the lowest to the highest. {LOST_NOTE}"
+    caption = f"{caption} Means over {_count(results)}, bands from the lowest to the highest. {LOST_NOTE}"
     return Figure(
         name,
         title,
-        told,
+        caption,
         describe(points, panels, axis),
         table(points, panels, axis),
         lambda: _paint_lines(points, panels, axis, logarithmic),
@@ -242,11 +221,16 @@ def listing(
     title: str,
     caption: str,
 ) -> Figure:
-    """Kinds one below the other, in the order of the results."""
+    """Draw kinds one below the other, in the order of the results."""
     points = collect(results, panels, kind, lambda result: None)
-    told = f"{caption} Means over {_count(results)}, bars from the lowest to the highest. {LOST_NOTE}"
+    caption = f"{caption} Means over {_count(results)}, bars from the lowest to the highest. {LOST_NOTE}"
     return Figure(
-        name, title, told, describe(points, panels, ""), table(points, panels, ""), lambda: _paint_list(points, panels)
+        name,
+        title,
+        caption,
+        describe(points, panels, ""),
+        table(points, panels, ""),
+        lambda: _paint_list(points, panels),
     )
 
 
@@ -256,7 +240,7 @@ def collect(
     kind: Callable[[TextResult], str],
     place: Callable[[TextResult], float | None],
 ) -> list[Point]:
-    """The points, kind after kind, each from the smallest place."""
+    """Return the points, kind after kind, each from the smallest place."""
     groups: dict[tuple[str, float | None], list[TextResult]] = {}
     for result in results:
         groups.setdefault((kind(result), place(result)), []).append(result)
@@ -272,7 +256,7 @@ def collect(
 
 
 def table(points: Sequence[Point], panels: Sequence[Panel], axis: str) -> Table:
-    """The means behind a figure."""
+    """Tabulate the means behind a figure."""
     columns = ("kind", *([axis] if axis else []), *(panel.title for panel in panels), "seeds", "diverged")
     rows = []
     for point in points:
@@ -283,7 +267,7 @@ def table(points: Sequence[Point], panels: Sequence[Panel], axis: str) -> Table:
 
 
 def describe(points: Sequence[Point], panels: Sequence[Panel], axis: str) -> str:
-    """The figure in words: the ends of every line."""
+    """Describe the figure in words: the ends of every line."""
     if not points:
         return "An empty figure: no run has finished yet."
     sentences = []
@@ -308,19 +292,17 @@ def _count(results: Sequence[TextResult]) -> str:
 
 
 def _paint_lines(points: Sequence[Point], panels: Sequence[Panel], axis: str, logarithmic: bool) -> Any:
-    from matplotlib.lines import Line2D
-
     picture, axes = sheet(len(panels), height=4.2, same_y=False)
-    kinds = list(dict.fromkeys(point.kind for point in points))
+    names = list(dict.fromkeys(point.kind for point in points))
     looks = _looks(points)
     for number, (panel, part) in enumerate(zip(panels, axes, strict=True)):
         if not any(point.entries[number] for point in points):
             nothing_yet(part)
-        for kind in kinds:
+        for kind in names:
             line = [point for point in points if point.kind == kind and point.entries[number]]
             levels = [point for point in line if point.place is None]
             for point in levels:
-                part.axhline(fmean(point.entries[number]), color=looks[kind]["color"], lw=1.3, ls=(0, (5, 3)))
+                part.axhline(fmean(point.entries[number]), **_level(looks[kind]))
             _draw(part, [point for point in line if point.place is not None], number, looks[kind])
         part.set_title(panel.title)
         part.set_xlabel(axis)
@@ -333,14 +315,13 @@ def _paint_lines(points: Sequence[Point], panels: Sequence[Panel], axis: str, lo
             part.set_yscale("log")
             plain_powers(part.yaxis)
     level = {point.kind for point in points if point.place is None}
-    handles = [
-        Line2D([], [], label=kind, color=looks[kind]["color"], lw=1.3, ls=(0, (5, 3)))
-        if kind in level
-        else Line2D([], [], label=kind, **looks[kind])
-        for kind in kinds
-    ]
+    handles = [handle(kind, **(_level(looks[kind]) if kind in level else looks[kind])) for kind in names]
     _finish(picture, handles, points)
     return picture
+
+
+def _level(look: dict[str, Any]) -> dict[str, Any]:
+    return {"color": look["color"], "lw": 1.3, "ls": BROKEN}
 
 
 def _draw(part: Any, line: Sequence[Point], number: int, look: dict[str, Any]) -> None:
@@ -382,15 +363,13 @@ def _paint_list(points: Sequence[Point], panels: Sequence[Panel]) -> Any:
 
 
 def _short(place: float) -> str:
-    """A power of two, short enough to stand beside the next one: 512, 1k, 2k."""
+    """Format a power of two, short enough to stand beside the next one: 512, 1k, 2k."""
     return f"{place / 1024:g}k" if place >= 1024 and place % 1024 == 0 else f"{place:g}"
 
 
 def _finish(picture: Any, handles: list[Any], points: Sequence[Point]) -> None:
-    from matplotlib.lines import Line2D
-
     if any(point.lost for point in points):
-        handles.append(Line2D([], [], ls="", marker="x", ms=8, mew=2, color=INK.light, label="diverged"))
+        handles.append(handle("diverged", **LOST))
     if handles:
         legend(picture, handles)
 
