@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from precision import assert_rounded
+from precision import assert_precise, assert_rounded
 from torch import Tensor
 
 from nomax.ops import build, cpu
@@ -41,6 +41,26 @@ def test_layer_norm_is_as_exact_as_pytorchs(dtype: torch.dtype, width: int, bias
     for own, theirs, wanted in zip(ours, torchs, exact, strict=True):
         assert own.dtype == theirs.dtype
         assert error(own, wanted) <= 2 * error(theirs, wanted)
+
+
+@pytest.mark.usefixtures("every_instruction_set")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [7, 64])
+def test_layer_norm_of_float32_can_be_in_half_precision(dtype: torch.dtype, width: int) -> None:
+    leaves = [torch.randn(900, width) * 3 + 1, torch.rand(width), torch.randn(width)]
+    grad = torch.randn(900, width).to(dtype)
+    results = []
+    for kind in ("ours", "plain", "exact"):
+        x, weight, bias = (y.to(torch.float64 if kind == "exact" else y.dtype).requires_grad_() for y in leaves)
+        if kind == "ours":
+            out = layer_norm(x, weight, bias, 1e-6, dtype)
+            assert out.dtype == dtype
+        else:
+            out = F.layer_norm(x, (width,), weight, bias, 1e-6)
+            out = out if kind == "exact" else out.to(dtype)
+        results.append([out.detach(), *torch.autograd.grad(out, (x, weight, bias), grad.to(out.dtype))])
+    for ours, plain, exact in zip(*results, strict=True):
+        assert_precise(ours, plain, exact)
 
 
 def test_layer_norm_takes_strided_views_as_they_are() -> None:

@@ -42,13 +42,18 @@ class Linear(nn.Linear):
 
 
 class LayerNorm(nn.LayerNorm):
-    """nn.LayerNorm over the last dimension: the same parameters and dtypes, only faster."""
+    """nn.LayerNorm over the last dimension: the same parameters, only faster.
+
+    Under autocast on the CPU the result is in half precision already: what follows is a product, which would copy it.
+    """
 
     def __init__(self, dim: int, eps: float = 1e-6, bias: bool = True) -> None:
         super().__init__(dim, eps=eps, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return layer_norm(x, self.weight, self.bias, self.eps)
+        halves = x.is_cpu and x.dtype == torch.float32 and torch.is_autocast_enabled("cpu")
+        dtype = torch.get_autocast_dtype("cpu") if halves else None
+        return layer_norm(x, self.weight, self.bias, self.eps, dtype)
 
 
 class Dropout(nn.Dropout):

@@ -312,8 +312,8 @@ def _shapes_gelu_backward(
     return torch.empty_like(x), x.new_empty(x.shape[1] if bias_wanted else 0, dtype=torch.float32)
 
 
-def _shapes_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape[0] * x.shape[1], 2, dtype=torch.float32)
+def _shapes_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, dtype: int) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape, dtype=DTYPES[dtype]), x.new_empty(x.shape[0] * x.shape[1], 2, dtype=torch.float32)
 
 
 def _shapes_norm_backward(

@@ -52,17 +52,20 @@ def dropout(x: Tensor, share: float, onto: Tensor | None = None) -> Tensor:
     return out
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, dtype: torch.dtype | None = None) -> Tensor:
     """Compute F.layer_norm over the last dimension, by our kernel wherever it serves.
 
     x may be a strided view, such as the queries in a joint projection: they are not copied.
+    dtype: of the result; None for that of x.
     """
     if not (cpu.serves(x) and x.dim() >= 2 and x.stride(-1) == 1 and x.shape[-1] <= WIDEST and _are_rows(weight, bias)):
-        return F.layer_norm(x, weight.shape, weight, bias, eps)
+        out = F.layer_norm(x, weight.shape, weight, bias, eps)
+        return out if dtype is None else out.to(dtype)
+    dtype = x.dtype if dtype is None else dtype
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        out: Tensor = _LayerNorm.apply(x, weight, bias, eps)
-        return out
-    return torch.ops.nomax.layer_norm(_in_three(x), weight, bias, eps)[0].view(x.shape)
+        normed: Tensor = _LayerNorm.apply(x, weight, bias, eps, dtype)
+        return normed
+    return torch.ops.nomax.layer_norm(_in_three(x), weight, bias, eps, cpu.DTYPES.index(dtype))[0].view(x.shape)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -127,8 +130,8 @@ class _Dropout(torch.autograd.Function):
 
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-        out, statistics = torch.ops.nomax.layer_norm(_in_three(x), weight, bias, eps)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, dtype: torch.dtype) -> Tensor:
+        out, statistics = torch.ops.nomax.layer_norm(_in_three(x), weight, bias, eps, cpu.DTYPES.index(dtype))
         ctx.save_for_backward(x, weight, bias, statistics)
         ctx.eps = eps
         return out.view(x.shape)
@@ -138,14 +141,14 @@ class _LayerNorm(torch.autograd.Function):
         x, weight, bias, statistics = ctx.saved_tensors
         if torch.is_grad_enabled():  # somebody wants the second derivative
             wanted = [each for each, needed in zip((x, weight, bias), ctx.needs_input_grad[:3], strict=True) if needed]
-            out = F.layer_norm(x, weight.shape, weight, bias, ctx.eps)
+            out = F.layer_norm(x, weight.shape, weight, bias, ctx.eps).to(grad.dtype)
             grads = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
-            return *(next(grads) if needed else None for needed in ctx.needs_input_grad[:3]), None
+            return *(next(grads) if needed else None for needed in ctx.needs_input_grad[:3]), None, None
         grad = grad if grad.stride(-1) == 1 else grad.contiguous()
         grad_x, grad_weight, grad_bias = torch.ops.nomax.layer_norm_backward(
             _in_three(grad), _in_three(x), weight, bias, statistics
         )
-        return grad_x.view(x.shape), grad_weight, None if bias is None else grad_bias, None
+        return grad_x.view(x.shape), grad_weight, None if bias is None else grad_bias, None, None
 
 
 class _CrossEntropy(torch.autograd.Function):

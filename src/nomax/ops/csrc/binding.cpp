@@ -484,12 +484,16 @@ void gelu_into(const Tensor& x, const Tensor* grad, const Optional& bias, Tensor
   const Elements elements{x.data_ptr(), grad ? grad->data_ptr() : nullptr, out.data_ptr(), type_of(x, "x"), width,
                           bias ? static_cast<const float*>(bias->data_ptr()) : nullptr, tanh};
   const Kernel& k = kernel();
-  const int64_t stride = k.width(width);
+  const int64_t stride = k.width(width), four = GELU_SUMS * stride;
   Memory partial;
-  if (sums) partial = zeros("the sums of columns", product(pieces(rows, row_piece(width)), stride));
-  const std::vector<Task> tasks = row_tasks(rows, width, static_cast<float*>(partial.get()), stride);
+  if (sums) partial = zeros("the sums of columns", product(pieces(rows, row_piece(width)), four));
+  const std::vector<Task> tasks = row_tasks(rows, width, static_cast<float*>(partial.get()), four);
   run(tasks, 0, 20.0 * double(x.numel()), [&](const Task& task, void*) { k.gelu(elements, task); });
-  if (sums) add_up(tasks, width, static_cast<float*>(sums->data_ptr()));
+  if (!sums) return;
+  for (const Task& task : tasks)
+    for (int64_t i = 0; i < width; i++)
+      for (int64_t turn = 1; turn < GELU_SUMS; turn++) task.partial[i] += task.partial[turn * stride + i];
+  add_up(tasks, width, static_cast<float*>(sums->data_ptr()));
 }
 
 Tensor gelu(Tensor x, Optional bias, bool tanh) {
@@ -548,13 +552,15 @@ struct NormRows {
     fill_row(weight, weights, width, "weight");
     if (biases) bias.resize(size_t(stride)), fill_row(bias, *biases, width, "bias");
     norm = {x.data_ptr(), type_of(x, "x"), x.size(1), width, x.stride(0), x.stride(1), weight.data(),
-            biases ? bias.data() : nullptr, float(eps), nullptr, nullptr, nullptr, 0, 0};
+            biases ? bias.data() : nullptr, float(eps), nullptr, nullptr, nullptr, 0, 0, type_of(x, "x")};
   }
 };
 
-std::tuple<Tensor, Tensor> layer_norm(Tensor x, Tensor weight, Optional bias, double eps) {
+// type: of the result, as in problem.h.
+std::tuple<Tensor, Tensor> layer_norm(Tensor x, Tensor weight, Optional bias, double eps, int64_t type) {
   NormRows r(x, weight, bias, eps);
-  Tensor out = empty("the result of layer_norm", {x.size(0), x.size(1), x.size(2)}, {0, 1, 2}, x.scalar_type());
+  Tensor out = empty("the result of layer_norm", {x.size(0), x.size(1), x.size(2)}, {0, 1, 2}, scalar_type(type));
+  r.norm.result = Type(type);
   Tensor statistics = empty("the means of rows", {r.rows, 2}, {0, 1}, ScalarType::Float);
   r.norm.out = out.data_ptr();
   r.norm.statistics = static_cast<float*>(statistics.data_ptr());
@@ -567,7 +573,7 @@ std::tuple<Tensor, Tensor> layer_norm(Tensor x, Tensor weight, Optional bias, do
 std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(Tensor grad, Tensor x, Tensor weight, Optional bias, Tensor statistics) {
   NormRows r(x, weight, bias, 0);
   const int64_t width = x.size(2);
-  STD_TORCH_CHECK(grad.is_cpu() && grad.dim() == 3 && grad.stride(2) == 1 && grad.scalar_type() == x.scalar_type() &&
+  STD_TORCH_CHECK(grad.is_cpu() && grad.dim() == 3 && grad.stride(2) == 1 &&
                       grad.size(0) == x.size(0) && grad.size(1) == x.size(1) && grad.size(2) == width,
                   "nomax: the gradient does not fit layer_norm's input");
   STD_TORCH_CHECK(statistics.is_contiguous() && statistics.scalar_type() == ScalarType::Float && statistics.numel() == 2 * r.rows,
@@ -578,6 +584,7 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(Tensor grad, Tensor x, Te
   r.norm.out = out.data_ptr();
   r.norm.statistics = static_cast<float*>(statistics.data_ptr());
   r.norm.grad = grad.data_ptr();
+  r.norm.result = type_of(grad, "grad");
   r.norm.grad_outer_stride = grad.stride(0);
   r.norm.grad_inner_stride = grad.stride(1);
   Memory partial = zeros("the sums of columns", product(pieces(r.rows, row_piece(width)), 2 * r.stride));
@@ -653,7 +660,7 @@ STABLE_TORCH_LIBRARY(nomax, m) {
   m.def("gelu_(Tensor(a!) x, Tensor? bias, bool tanh) -> ()");
   m.def("gelu_backward(Tensor grad, Tensor x, Tensor? bias, bool tanh, bool bias_wanted) -> (Tensor, Tensor)");
   m.def("dropout(Tensor x, Tensor? onto, float share, int seed, int type) -> Tensor");
-  m.def("layer_norm(Tensor x, Tensor weight, Tensor? bias, float eps) -> (Tensor, Tensor)");
+  m.def("layer_norm(Tensor x, Tensor weight, Tensor? bias, float eps, int type) -> (Tensor, Tensor)");
   m.def("layer_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor? bias, Tensor statistics) -> (Tensor, Tensor, Tensor)");
   m.def("cross_entropy(Tensor logits, Tensor labels, float smoothing) -> Tensor");
   m.def("cross_entropy_backward(Tensor grad, Tensor logits, Tensor labels, Tensor whole, float smoothing) -> Tensor");

@@ -9,7 +9,7 @@ namespace NOMAX_ISA {
 // A coin is a hash of (seed, row, column), as those of attention are: the same for any number of threads.
 static void dropout(const Thinning& d, const Task& task) {
   constexpr int64_t PIECE = 32 * W;
-  float x[PIECE] = {}, onto[PIECE] = {};
+  alignas(64) float x[PIECE] = {}, onto[PIECE] = {};      // once for a task: nobody else writes behind a row's end
   const Dropout thinning(d.share);
   const uint32_t seed = mix(mix(uint32_t(d.seed)) ^ uint32_t(d.seed >> 32));
   for (int64_t row = task.first; row < task.first + task.count; row++) {

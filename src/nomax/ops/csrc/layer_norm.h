@@ -93,7 +93,7 @@ template <int N> static void norm_rows(const Norm& n, const Task& task) {
       row.x[i] *= scale * load(n.weight + i * W);
       if (n.bias) row.x[i] += load(n.bias + i * W);
     }
-    row.write(n.out, n.type, r * n.width, n.width);
+    row.write(n.out, n.result, r * n.width, n.width);
     n.statistics[2 * r] = mean;
     n.statistics[2 * r + 1] = scale;
   }
@@ -111,7 +111,7 @@ template <int N> static void norm_gradients(const Norm& n, const Task& task) {
   R row, grad;
   for (int64_t r = task.first; r < task.first + task.count; r++) {
     row.read(n.x, n.type, places.next(), n.width);
-    grad.read(n.grad, n.type, grad_places.next(), n.width);
+    grad.read(n.grad, n.result, grad_places.next(), n.width);
     const float mean = n.statistics[2 * r], scale = n.statistics[2 * r + 1];
     Vec sum{}, products{};
     for (int64_t i = 0; i < vectors; i++) {
@@ -130,7 +130,9 @@ template <int N> static void norm_gradients(const Norm& n, const Task& task) {
 }
 
 // The number of vectors in a row, where it is one of the usual ones.
-NOMAX_INLINE int64_t usual_vectors(const Norm& n) { return n.width % W || n.type == Type::float16 ? 0 : n.width / W; }
+NOMAX_INLINE int64_t usual_vectors(const Norm& n) {
+  return n.width % W || n.type == Type::float16 || n.result == Type::float16 ? 0 : n.width / W;
+}
 
 static void norm_forward(const Norm& n, const Task& task) {
   switch (usual_vectors(n)) {

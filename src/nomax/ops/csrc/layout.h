@@ -117,7 +117,10 @@ static Operand<Float> left(const Source& from, int64_t first, int64_t count, int
   for (int64_t r = 0; r < count; r++) {
     const uint16_t* row = data + from.place(first + r);
     uint16_t* to = reinterpret_cast<uint16_t*>(buffer + r * stride);
-    for (int64_t c = 0; c < dim; c++) to[c] = row[c * from.column];
+    if (from.column == 1)
+      memcpy(to, row, size_t(dim) * 2);
+    else
+      for (int64_t c = 0; c < dim; c++) to[c] = row[c * from.column];
     if (dim % 2) to[dim] = 0;
   }
   return {buffer, stride};

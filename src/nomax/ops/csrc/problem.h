@@ -61,6 +61,8 @@ struct Task {
   float* partial;              // backward: where this task sums its share of the query gradient
 };
 
+constexpr int64_t GELU_SUMS = 4;       // sums of columns that rows take turns with: short sums are exact
+
 // Rows of numbers, all one like the other. Without a gradient the values are wanted, else the gradient.
 struct Elements {
   const void *x, *grad;
@@ -93,6 +95,7 @@ struct Norm {
   void* out;                       // the values, or the gradient of x
   const void* grad;                // backward
   int64_t grad_outer_stride, grad_inner_stride;
+  Type result;                     // the type of the values and of their gradient
 };
 
 // The cross-entropy of contiguous rows of logits.

@@ -121,8 +121,8 @@ NOMAX_INLINE uint16_t to_float16(float x) {
 }
 
 // ---- elementary functions, to about two units in the last place -----------------------------------------------------
-// e^x for x <= 0, and exactly zero where single precision ends: a product with a large number must not bring it back.
-NOMAX_INLINE Vec exponential(Vec x) {
+// e^x for -87 <= x <= 87.
+NOMAX_INLINE Vec exponential_within(Vec x) {
   const float shifter = 0x1.8p23f;      // adding it leaves no room for a fraction: the whole part stands in the last bits
   Vec shifted = x * 1.44269504f + shifter;
   Vec n = shifted - shifter;
@@ -134,9 +134,11 @@ NOMAX_INLINE Vec exponential(Vec x) {
   sum = sum * r + 0.49999994f;
   sum = sum * r + 1.0f;
   sum = sum * r + 1.0f;
-  Vec power = (Vec)((Int)sum + ((Int)shifted << 23));
-  return choose(x < -87.0f, Vec{}, power);
+  return (Vec)((Int)sum + ((Int)shifted << 23));
 }
+
+// e^x for x <= 0, and exactly zero where single precision ends: a product with a large number must not bring it back.
+NOMAX_INLINE Vec exponential(Vec x) { return choose(x < -87.0f, Vec{}, exponential_within(x)); }
 
 // For positive x that is not subnormal.
 NOMAX_INLINE Vec logarithm_of_normal(Vec x) {
