@@ -121,9 +121,9 @@ def report(results: Results) -> list[str]:
     options = results.options
     text = (
         f"A BERT of {options['layers']} layers and width {options['width']} with random weights, forwards, on "
-        f"{render.measured_on(results, 'transformers')}. {render.best_of(results)} Ragged lengths are spread evenly, from "
-        "an eighth of the longest to all of it. Attention skips keys that are padding; all else is computed for padding, "
-        "too, in both models."
+        f"{render.measured_on(results, 'transformers')}. {render.best_of(results)} Ragged lengths are spread evenly, "
+        "from an eighth of the longest to all of it. Attention skips keys that are padding; all else is computed for "
+        "padding, too, in both models."
     )
     return [text, render.markdown_table(COLUMNS, _rows(results.cases))]
 
