@@ -145,7 +145,7 @@ def load_original(folder: Path, settings: Mapping[str, Any], **options: Any) -> 
     library = _compat.transformers()
     transformers.register()
     name = options.pop("class_name", None) or next(iter(settings.get("architectures") or ()), "AutoModel")
-    model_class = getattr(library, name, None)
+    model_class: Any = getattr(library, name, None)
     is_model = isinstance(model_class, type) and hasattr(model_class, "from_pretrained")
     if not is_model or (not name.startswith("AutoModel") and not issubclass(model_class, library.PreTrainedModel)):
         raise ValueError(
