@@ -79,6 +79,31 @@ def test_a_cache_computes_what_the_whole_sequence_does(name: str, padded: bool) 
     torch.testing.assert_close(torch.cat(parts, 1)[real], whole[real], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "name", ["BertModel", "ElectraModel", "AlbertModel", "RobertaModel", "LlamaForCausalLM", "Qwen2ForCausalLM"]
+)
+@pytest.mark.parametrize("phi", ["relu/L", "softmax"])
+def test_packed_sequences_compute_what_padded_ones_do(name: str, phi: str) -> None:
+    model = converted(name, phi)
+    ids = words(3, 9)
+    mask = torch.arange(9) < torch.tensor([[9], [4], [6]])
+    first = 2 if name.startswith("Roberta") else 0
+    positions = (mask.cumsum(1) - 1).clamp(min=0) + first
+    with torch.no_grad():
+        packed = nomax.conversion.pack(ids, mask.long(), first)
+        assert packed["input_ids"].shape == (1, 19)
+        out = nomax.conversion.unpack(model(**packed)[0], mask)
+        padded = model(ids, attention_mask=mask.long(), position_ids=positions)[0]
+    torch.testing.assert_close(out[mask], padded[mask], rtol=1e-4, atol=1e-5)
+    assert not out[~mask].any()
+
+
+def test_packed_sequences_with_a_sliding_window_are_refused() -> None:
+    model = converted("MistralForCausalLM")
+    with pytest.raises(ValueError, match="without a sliding window"):
+        model(**nomax.conversion.pack(words(2, 9), torch.arange(9) < torch.tensor([[9], [6]])))
+
+
 def test_a_sliding_window_hides_what_is_behind_it() -> None:
     model = converted("MistralForCausalLM")  # two layers with windows of 4: the last token sees 6 back
     ids = words(1, 12)
