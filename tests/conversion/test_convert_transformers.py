@@ -150,6 +150,21 @@ def test_position_biases_are_added_to_the_scores() -> None:
             out = changed
 
 
+@pytest.mark.parametrize("name", ["BertModel", "BartForConditionalGeneration"])
+def test_the_padding_of_an_encoder_stays_one_row_for_each_sequence(name: str) -> None:
+    model = converted(name)
+    mask = torch.ones(2, 9, dtype=torch.long)
+    mask[1, 5:] = 0
+    shapes: list[Any] = []
+    for module in model.modules():
+        if isinstance(module, InnerAttention):
+            module.register_forward_hook(lambda module, args, out: shapes.append(args[3]))
+    with torch.no_grad():
+        model(words(2, 9), attention_mask=mask)
+    assert [x for x in shapes if x is not None and x.shape[-1] == 9 and x.shape[2] != 1] == []
+    assert sum(x is not None and x.shape == (2, 1, 1, 9) for x in shapes) == (2 if name == "BertModel" else 4)
+
+
 def test_attention_weights_can_be_asked_for() -> None:
     model = converted("LlamaForCausalLM")
     inner = model.model.layers[0].self_attn.inner_attention
