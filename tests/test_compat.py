@@ -41,7 +41,8 @@ def test_torchvision_and_timm_import_without_a_warning_in_a_fresh_process() -> N
 
 def test_a_model_of_timm_is_made_and_converted_in_a_fresh_process() -> None:
     program = (
-        "import nomax; model = nomax.timm_model('vit_tiny_patch16_224', img_size=48, num_classes=3);"
+        "import nomax; from nomax import models;"
+        "model = nomax.timm_model('vit_tiny_patch16_224', img_size=48, num_classes=3);"
         "print(models.from_timm(model).config.variant)"
     )
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -1,6 +1,7 @@
 """Layers of torch and models that call F.scaled_dot_product_attention, against PyTorch itself and a plain formula."""
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -190,17 +191,18 @@ def test_torchvision() -> None:
         nomax.convert(models.SwinTransformer([4, 4], 8, [2], [2], [4, 4]), inputs=torch.randn(1, 3, 32, 32))
 
 
+class Part(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x)
+
+
 class Twice(nn.Module):
     """Calls attention twice in its own forward pass, and once in a part."""
-
-    class Part(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return F.scaled_dot_product_attention(x, x, x)
 
     def __init__(self) -> None:
         super().__init__()
         self.project = nn.Linear(DIM, DIM)
-        self.part = self.Part()
+        self.part = Part()
 
     def forward(self, x: Tensor, causal: bool = False) -> Tensor:
         y = self.project(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
@@ -226,10 +228,11 @@ def test_any_model_that_calls_the_operation() -> None:
     assert model.project.weight.grad.any()
     assert torch.equal(F.scaled_dot_product_attention(y, y, y), F.scaled_dot_product_attention(y, y, y, None))
 
-    copied = copy.deepcopy(model)
-    assert torch.equal(copied(x), model(x))
-    nomax.revert(copied)
-    assert torch.equal(copied(x), before)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(copied(x), model(x))
+        nomax.revert(copied)
+        assert torch.equal(copied(x), before)
+        assert type(copied) is Twice
     assert not torch.equal(model(x), before)  # the copy was reverted alone
     nomax.revert(model)
     assert torch.equal(model(x), before)

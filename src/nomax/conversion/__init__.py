@@ -3,12 +3,13 @@
 from nomax.conversion.api import convert, revert
 from nomax.conversion.folders import from_pretrained, save_pretrained
 from nomax.conversion.report import ConversionError, Layer, Report
-from nomax.conversion.timm import timm_model
+from nomax.conversion.timm import attn_layer, timm_model
 
 __all__ = [
     "ConversionError",
     "Layer",
     "Report",
+    "attn_layer",
     "convert",
     "from_pretrained",
     "revert",

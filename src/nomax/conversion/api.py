@@ -15,6 +15,7 @@ from nomax.conversion.apply import UNDO, Undo, apply, settle
 from nomax.conversion.discovery import Site, Sites, Watch
 from nomax.conversion.inputs import Inputs, NoInputs, given, made_up
 from nomax.conversion.report import ConversionError, Layer, Report
+from nomax.nn import InnerAttention
 from nomax.phi import ROW_MAPS, Phi
 
 # h of these does not vanish for low scores, so a mask of -100 hides nothing from them.
@@ -122,6 +123,8 @@ def _as_for_inference(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+            if isinstance(inner := getattr(module, "inner_attention", None), InnerAttention):
+                inner.train(training)
 
 
 def _forward(model: nn.Module, inputs: Inputs) -> list[Tensor]:
@@ -152,7 +155,10 @@ def _discover(model: nn.Module, inputs: Inputs, undo: Undo) -> Sites:
     unfused = [module for module in model.modules() if getattr(module, "fused_attn", None) is False]
     if not configs and not unfused:
         return _watched(model, inputs, None)
-    original = _forward(model, inputs)
+    try:
+        original: list[Tensor] | None = _forward(model, inputs)
+    except transformers.Unconverted:  # it was made with the name of our implementation
+        original = None
     for module in unfused:
         undo.set(module, "fused_attn", True)
     if not configs:

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterable, Mapping
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any, cast
 
@@ -15,8 +14,11 @@ from nomax.conversion.report import ConversionError
 from nomax.nn import Attention, InnerAttention
 from nomax.phi import ROW_MAPS, Phi
 
-_ABSENT = object()
 UNDO = "_undo_conversion"  # the attribute of a converted model
+
+
+class Absent:
+    """Stands for the value of an attribute that there was not; a class stays itself in copies and pickles."""
 
 
 class Undo:
@@ -27,7 +29,7 @@ class Undo:
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Set an attribute, and remember the former value."""
-        self.steps.append((owner, name, getattr(owner, name, _ABSENT)))
+        self.steps.append((owner, name, getattr(owner, name, Absent)))
         setattr(owner, name, value)
 
     def set_all(self, owners: Iterable[Any], name: str, value: Any) -> None:
@@ -37,9 +39,9 @@ class Undo:
 
     def __call__(self) -> None:
         for owner, name, value in reversed(self.steps):
-            if name == "inner_attention" and value is _ABSENT and hasattr(type(owner), "original_class"):
+            if name == "inner_attention" and value is Absent and hasattr(type(owner), "original_class"):
                 swapped.swap_back(owner)
-            elif value is _ABSENT:
+            elif value is Absent:
                 delattr(owner, name)
             else:
                 setattr(owner, name, value)
@@ -48,15 +50,6 @@ class Undo:
     def stay(self, model: nn.Module) -> None:
         """Stay with a converted model, after what it has to undo already."""
         vars(model).setdefault(UNDO, Undo()).steps.extend(self.steps)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Undo":
-        # The copied owners, as part of the copied model; but what marks an absent attribute is one and the same.
-        copied = memo[id(self)] = Undo()
-        copied.steps = [
-            (deepcopy(owner, memo), name, value if value is _ABSENT else deepcopy(value, memo))
-            for owner, name, value in self.steps
-        ]
-        return copied
 
 
 def apply(site: Site, phi: Phi, qk_norm: bool | None, undo: Undo) -> None:
@@ -122,7 +115,7 @@ def record(model: nn.Module) -> dict[str, Any]:
         for name, inner in model.named_modules()
         if isinstance(inner, InnerAttention)
     }
-    left = [name for name, module in model.named_modules() if vars(module).get("inner_attention", _ABSENT) is None]
+    left = [name for name, module in model.named_modules() if vars(module).get("inner_attention", Absent) is None]
     return {"version": __version__, "layers": layers, "left": left}
 
 

@@ -2,11 +2,13 @@
 
 import shutil
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
+from torch import nn
 
 from nomax.console import Console
 from nomax.conversion import folders
@@ -48,10 +50,7 @@ def run(options: Options) -> int:
             model = folders.load_original(folder, settings).eval()
         layers = [int(layer) if layer.lstrip("-").isdigit() else layer for layer in options.layers]
         report = convert(model, phi, options.qk_norm or None, layers or None)
-        folders.save_pretrained(model, options.out)
-        for path in sorted(folder.iterdir()):
-            if path.is_file() and not (options.out / path.name).exists() and not any(map(path.match, WEIGHTS)):
-                shutil.copyfile(path, options.out / path.name)
+        _write(model, folder, options.out)
     except (ValueError, TypeError, OSError, ImportError) as error:
         print(f"nomax convert: {error}", file=sys.stderr)
         return 2
@@ -59,3 +58,15 @@ def run(options: Options) -> int:
     console.print(report)
     console.print(f"Written: {options.out}. Load it with nomax.from_pretrained({str(options.out)!r}).")
     return 0
+
+
+def _write(model: nn.Module, source: Path, out: Path) -> None:
+    """Write a model and what else its source has besides weights, all of it or nothing."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as name:
+        scratch = Path(name) / out.name
+        folders.save_pretrained(model, scratch)
+        for path in sorted(source.iterdir()):
+            if path.is_file() and not (scratch / path.name).exists() and not any(map(path.match, WEIGHTS)):
+                shutil.copyfile(path, scratch / path.name)
+        scratch.replace(out)

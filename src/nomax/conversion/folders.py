@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -99,6 +99,12 @@ def config_of(folder: Path) -> dict[str, Any]:
                 f'safetensors.torch.save_file(tensors, "{WEIGHTS}").'
             )
         raise FileNotFoundError(f"{folder} has no weights: there should be a {WEIGHTS}.")
+    for path in folder.glob("*.safetensors"):
+        try:
+            with safe_open(path, "pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{path} cannot be read, it may be damaged: {error}") from None
     return settings
 
 
@@ -143,9 +149,12 @@ def load_original(folder: Path, settings: Mapping[str, Any], **options: Any) -> 
     if KEY in settings:
         options["attn_implementation"] = transformers.implementation(settings[KEY])
     try:
-        return model_class.from_pretrained(folder, use_safetensors=True, **options)
+        model = model_class.from_pretrained(folder, use_safetensors=True, **options)
     finally:
         library.logging.set_verbosity(verbosity)
+    for config in transformers.configs(model) if KEY in settings else []:
+        config._attn_implementation_internal = model.get_correct_attn_implementation(None)  # until it is converted
+    return model
 
 
 def _check_version(folder: Path, description: Mapping[str, Any]) -> None:

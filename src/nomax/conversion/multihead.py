@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nomax.conversion.swapped import subclass
 from nomax.ops.problem import hidden
 
 
@@ -27,10 +28,7 @@ def unsupported(module: nn.MultiheadAttention) -> str:
 @cache
 def converted_class(original: type[nn.MultiheadAttention]) -> type[nn.Module]:
     """Return a subclass whose forward pass has φ in the place of softmax."""
-    members = {"forward": _forward, "converted_kind": "multihead", "original_class": original}
-    return type(
-        original.__name__, (original,), {**members, "__module__": original.__module__, "__doc__": original.__doc__}
-    )
+    return subclass(original, "multihead", _forward, converted_class)
 
 
 def _forward(

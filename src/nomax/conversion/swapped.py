@@ -44,11 +44,34 @@ def converted_class(original: type[nn.Module]) -> type[nn.Module]:
         with Instead(self.inner_attention):
             return original.forward(self, *args, **kwargs)
 
-    members = {"forward": forward, "converted_kind": "sdpa", "original_class": original}
-    # The same name as before, as printed models and errors show it.
-    return type(
-        original.__name__, (original,), {**members, "__module__": original.__module__, "__doc__": original.__doc__}
-    )
+    return subclass(original, "sdpa", forward, converted_class)
+
+
+def subclass(
+    original: type[nn.Module], kind: str, forward: Callable[..., Any], again: Callable[[Any], type[nn.Module]]
+) -> type[nn.Module]:
+    """Return a class like another one but for its forward pass.
+
+    again: makes the class from the original one, for pickles and copies of instances.
+    """
+
+    def reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
+        return _blank, (again, original), self.__dict__
+
+    members = {
+        "forward": forward,
+        "converted_kind": kind,
+        "original_class": original,
+        "__reduce_ex__": reduce,
+        "__module__": original.__module__,
+        "__doc__": original.__doc__,
+    }
+    return type(original.__name__, (original,), members)  # the name that printed models and errors had shown
+
+
+def _blank(again: Callable[[Any], type[nn.Module]], original: type[nn.Module]) -> nn.Module:
+    kind = again(original)
+    return kind.__new__(kind)
 
 
 def swap_back(module: nn.Module) -> None:

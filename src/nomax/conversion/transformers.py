@@ -28,6 +28,7 @@ REFUSED = {
     "cache": "it runs with a paged cache (continuous batching), which only transformers' own attention reads",
 }
 
+_masking: Any = None  # transformers' module of masks, once our functions are registered
 watch: Watch | None = None  # while convert looks for the attention of a model
 
 
@@ -37,7 +38,9 @@ class Unconverted(RuntimeError):
 
 def register() -> None:
     """Make "nomax" an attention implementation of transformers."""
+    global _masking
     transformers = _compat.transformers()
+    _masking = transformers.masking_utils
     transformers.AttentionInterface.register(NAME, attend)
     transformers.AttentionMaskInterface.register(NAME, make_mask)
 
@@ -132,20 +135,19 @@ def make_mask(
 
     Padding of an encoder stays [B, 1, 1, keys], which costs nothing: the kernels skip what it hides.
     """
-    masking = _compat.transformers().masking_utils
-    mask: Tensor | None = masking.sdpa_mask(
+    mask: Tensor | None = _masking.sdpa_mask(
         batch_size=batch_size,
         q_length=q_length,
         kv_length=kv_length,
         q_offset=q_offset,
         kv_offset=kv_offset,
-        mask_function=masking.causal_mask_function if mask_function is None else mask_function,
+        mask_function=_masking.causal_mask_function if mask_function is None else mask_function,
         attention_mask=attention_mask,
         allow_is_bidirectional_skip=allow_is_bidirectional_skip,
         **more,
     )
     # Where None would do as well, the model does nothing else with its mask, and a smaller one will do, too.
-    if mask is not None and mask_function is masking.bidirectional_mask_function and allow_is_bidirectional_skip:
+    if mask is not None and mask_function is _masking.bidirectional_mask_function and allow_is_bidirectional_skip:
         return mask[:, :, :1]
     return mask
 

@@ -1,0 +1,300 @@
+"""transformers: masks, caches, generation, training, pipelines, compilation, and what is on the disk."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from zoo import DECODER, TEXT, TRANSFORMERS, WORDS, Entry, words
+
+import nomax
+from nomax import _compat
+from nomax.conversion import ConversionError
+from nomax.nn import InnerAttention
+
+ENTRIES = {entry.name: entry for entry in TRANSFORMERS}
+DECODERS = ["LlamaForCausalLM", "GPT2LMHeadModel", "FalconForCausalLM", "MistralForCausalLM", "Gemma3ForCausalLM"]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    transformers = _compat.transformers()
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    yield
+    transformers.logging.set_verbosity(before)
+
+
+def converted(name: str, phi: str = "relu/L", **settings: Any) -> Any:
+    model = ENTRIES[name].model(**settings)
+    nomax.convert(model, phi)
+    return model
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("mask", [None, "ones", "padding"])
+def test_a_causal_model_never_looks_ahead(name: str, mask: str | None) -> None:
+    model = converted(name)
+    ids = words(2, 9)
+    given: dict[str, Tensor] = {}
+    if mask is not None:
+        given["attention_mask"] = torch.ones(2, 9, dtype=torch.long)
+        if mask == "padding":
+            given["attention_mask"][1, :2] = 0
+    with torch.no_grad():
+        whole = model(ids, **given).logits
+        later = torch.cat([ids[:, :5], words(4, 4)[2:]], 1)
+        changed = model(later, **given).logits
+    real = slice(2, 5) if mask == "padding" else slice(0, 5)
+    assert torch.equal(whole[:, real], changed[:, real])
+    assert not torch.equal(whole[:, 5:], changed[:, 5:])
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_cache_computes_what_the_whole_sequence_does(name: str, padded: bool) -> None:
+    """Prefill, then steps of one token and of several: a mask of None means something else in each."""
+    model = converted(name)
+    ids = words(2, 12)
+    mask = torch.ones(2, 12, dtype=torch.long)
+    if padded:
+        mask[1, :3] = 0
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    with torch.no_grad():
+        whole = model(ids, attention_mask=mask, position_ids=positions).logits
+        parts, cache, start = [], None, 0
+        for end in (6, 7, 8, 11, 12):
+            step = slice(start, end)
+            given = {"attention_mask": mask[:, :end]} if padded else {}
+            out = model(ids[:, step], past_key_values=cache, position_ids=positions[:, step], use_cache=True, **given)
+            parts.append(out.logits)
+            cache, start = out.past_key_values, end
+    real = mask.bool()
+    torch.testing.assert_close(torch.cat(parts, 1)[real], whole[real], rtol=1e-4, atol=1e-5)
+
+
+def test_a_sliding_window_hides_what_is_behind_it() -> None:
+    model = converted("MistralForCausalLM")  # two layers with windows of 4: the last token sees 6 back
+    ids = words(1, 12)
+    with torch.no_grad():
+        whole = model(ids).logits[:, -1]
+        far, near = ids.clone(), ids.clone()
+        far[:, :5] = words(2, 5)[1:]
+        near[:, 6] = (ids[:, 6] - 4) % 90 + 5
+        assert torch.equal(model(far).logits[:, -1], whole)
+        assert not torch.equal(model(near).logits[:, -1], whole)
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "MistralForCausalLM", "T5ForConditionalGeneration"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generate_continues_as_without_a_cache(name: str, cache: str) -> None:
+    model = converted(name)
+    ids = words(2, 6)
+    mask = torch.ones(2, 6, dtype=torch.long)
+    mask[1, :2] = 0
+    settings = {
+        "attention_mask": mask,
+        "max_new_tokens": 6,
+        "do_sample": False,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
+    plain = model.generate(ids, use_cache=False, **settings)
+    if cache == "static":
+        settings |= {"cache_implementation": "static", "disable_compile": True}
+    assert torch.equal(model.generate(ids, **settings), plain)
+
+
+def test_position_biases_are_added_to_the_scores() -> None:
+    model = converted("T5ForConditionalGeneration")
+    ids = words(1, 7)
+    with torch.no_grad():
+        out = model(ids, decoder_input_ids=ids).logits
+        biases = [x for name, x in model.named_parameters() if "relative_attention_bias" in name]
+        assert len(biases) == 2
+        for bias in biases:
+            bias.add_(1.0)
+            changed = model(ids, decoder_input_ids=ids).logits
+            assert not torch.allclose(changed, out)
+            out = changed
+
+
+def test_attention_weights_can_be_asked_for() -> None:
+    model = converted("Wav2Vec2Model")
+    sound = torch.randn(1, 2000)
+    inner = next(module for module in model.modules() if isinstance(module, InnerAttention))
+    seen: list[tuple[Tensor, ...]] = []
+    inner.register_forward_hook(lambda module, args, out: seen.append((*args[:3], out)))
+    with torch.no_grad():
+        model(sound)
+    query, key, value, out = seen[0]
+    assert torch.allclose(inner.weights(query, key) @ value, out, atol=1e-6)
+
+
+def test_a_model_trains_under_the_trainer(tmp_path: Path) -> None:
+    transformers = _compat.transformers()
+    config = transformers.BertConfig(**TEXT, num_labels=2)
+    model = transformers.BertForSequenceClassification(config)
+    nomax.convert(model, "relu/L")
+    rows = [{"input_ids": row, "labels": int(row[0] > 50)} for row in words(16, 8)]
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), max_steps=4, per_device_train_batch_size=8, report_to=[], use_cpu=True,
+        learning_rate=1e-2, save_steps=4, disable_tqdm=True,
+    )  # fmt: skip
+    before = {name: x.detach().clone() for name, x in model.named_parameters()}
+    transformers.Trainer(model=model, args=arguments, train_dataset=rows).train()
+    assert all(not torch.equal(x, before[name]) for name, x in model.named_parameters() if "query.weight" in name)
+    again = nomax.from_pretrained(tmp_path / "checkpoint-4")
+    ids = words(3, 8)
+    model.eval()
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+def test_a_pipeline_runs_phi() -> None:
+    transformers = _compat.transformers()
+    tokenizers = pytest.importorskip("tokenizers")
+    vocabulary = {"[UNK]": 0, "[PAD]": 1, **{f"w{number}": number + 2 for number in range(90)}}
+    words_only = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    words_only.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words_only, unk_token="[UNK]", pad_token="[PAD]")
+    model = converted("BertModel")
+    pipe = transformers.pipeline("feature-extraction", model=model, tokenizer=tokenizer)
+    calls: list[Any] = []
+    for module in model.modules():
+        if isinstance(module, InnerAttention):
+            module.register_forward_hook(lambda *call: calls.append(call))
+    short, _ = pipe(["w1 w2 w3", "w4 w5 w6 w7 w8"], batch_size=2)
+    assert len(calls) == 2
+    alone = pipe("w1 w2 w3")
+    torch.testing.assert_close(torch.tensor(short)[:, :3], torch.tensor(alone))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["BertModel", "LlamaForCausalLM"])
+def test_a_converted_model_compiles_in_one_graph(name: str) -> None:
+    model = converted(name)
+    ids, mask = words(2, 8), torch.ones(2, 8, dtype=torch.long)
+    mask[1, 5:] = 0
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        ours, theirs = compiled(ids, attention_mask=mask)[0], model(ids, attention_mask=mask)[0]
+    torch.testing.assert_close(ours[mask.bool()], theirs[mask.bool()])
+
+
+def test_phi_is_in_the_config_and_plain_loading_is_an_error(tmp_path: Path) -> None:
+    transformers = _compat.transformers()
+    model = converted("BertModel", "gelu/L")
+    model.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert {layer["phi"] for layer in saved["nomax"]["layers"].values()} == {"gelu/L"}
+    for load in (transformers.AutoModel, transformers.BertModel, transformers.AutoModelForMaskedLM):
+        with pytest.raises(ValueError, match=r"nomax\.from_pretrained"):
+            load.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"nomax\.from_pretrained"):
+        transformers.pipeline("feature-extraction", model=str(tmp_path))
+    assert "nomax" not in transformers.AutoConfig.from_pretrained(tmp_path)._attn_implementation.partition(".")[2]
+
+
+def test_plain_loading_is_an_error_where_nomax_is_not_imported(tmp_path: Path) -> None:
+    converted("CLIPModel").save_pretrained(tmp_path)  # whose parts have configs of their own
+    code = f"import nomax._compat as c; t = c.transformers(); t.AutoModel.from_pretrained({str(tmp_path)!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert 'attn_implementation="nomax.from_pretrained"' in done.stderr
+    code = f"import nomax; print(type(nomax.from_pretrained({str(tmp_path)!r})).__name__)"
+    assert "CLIPModel" in subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+
+
+def test_the_name_of_the_implementation_alone_is_no_conversion() -> None:
+    converted("BertModel")  # registers it
+    model = ENTRIES["BertModel"].model(attn_implementation="nomax")
+    with pytest.raises(RuntimeError, match=r"has no φ.*nomax\.convert"):
+        model(words(1, 5))
+    nomax.convert(model)
+    model(words(1, 5))
+
+
+@pytest.mark.parametrize("name", ["BertModel", "FalconForCausalLM", "CLIPModel"])
+def test_some_layers_with_what_they_have_learned_survive_saving(name: str, tmp_path: Path) -> None:
+    model = ENTRIES[name].model()
+    report = nomax.convert(model, "relu/L", qk_norm=True, layers=[0])
+    assert len(report.converted) == 1
+    assert report.left
+    for module in model.modules():
+        if isinstance(module, InnerAttention):
+            module.add_gain_and_shift(torch.rand(4), torch.randn(4))
+            torch.nn.init.normal_(module.query_norm.weight)
+    from nomax.conversion.inputs import made_up
+
+    given = made_up(model)[1]
+    model.save_pretrained(tmp_path)
+    again = nomax.from_pretrained(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(again(**given)[0], model(**given)[0])
+    assert again.state_dict().keys() == model.state_dict().keys()
+    nomax.revert(again)
+    nomax.revert(model)
+    with torch.no_grad():
+        assert torch.equal(again(**given)[0], model(**given)[0])
+
+
+def test_the_layers_that_are_left_stay_softmax() -> None:
+    model = ENTRIES["BertModel"].model()
+    ids = words(2, 7)
+    with torch.no_grad():
+        hidden = model(ids, output_hidden_states=True).hidden_states
+        nomax.convert(model, "relu/L", layers="encoder.layer.1.*")
+        ours = model(ids, output_hidden_states=True).hidden_states
+    torch.testing.assert_close(ours[1], hidden[1])
+    assert not torch.allclose(ours[2], hidden[2])
+
+
+def test_attention_that_is_eager_is_converted_too() -> None:
+    entry = ENTRIES["BertModel"]
+    fused, eager = entry.model(), entry.model(attn_implementation="eager")
+    ids = words(2, 7)
+    with torch.no_grad():
+        before = eager(ids)[0]
+        nomax.convert(fused)
+        nomax.convert(eager)
+        assert torch.equal(fused(ids)[0], eager(ids)[0])
+        nomax.revert(eager)
+        assert torch.equal(eager(ids)[0], before)
+
+
+def test_what_the_probe_does_not_reach_is_an_error() -> None:
+    model = ENTRIES["BartForConditionalGeneration"].model()
+    with pytest.raises(ConversionError, match="did not reach"):
+        nomax.convert(
+            model.model, inputs={"encoder_outputs": (torch.randn(1, 4, 32),), "decoder_input_ids": words(1, 4)}
+        )
+    assert nomax.convert(model).converted
+
+
+def test_masks_of_minus_one_hundred_need_a_phi_that_vanishes() -> None:
+    model = ENTRIES["SwinModel"].model()
+    with pytest.raises(ConversionError, match="mask of about -100, from which identity does not vanish"):
+        nomax.convert(model, "identity/L")
+    nomax.convert(model, "sigmoid(x-log L)")
+
+
+def test_a_decoder_can_be_made_bidirectional_by_its_config() -> None:
+    model = Entry("LlamaForCausalLM", "LlamaConfig", {**DECODER, "is_causal": False}).model()
+    nomax.convert(model)
+    ids = words(1, 6)
+    changed = torch.cat([ids[:, :5], words(2, 1)[1:]], 1) % WORDS
+    with torch.no_grad():
+        out, other = model(ids).logits, model(changed).logits
+    assert (not torch.equal(out[:, :5], other[:, :5])) == (not _original_is_causal(ids, changed))
+
+
+def _original_is_causal(ids: Tensor, changed: Tensor) -> bool:
+    model = Entry("LlamaForCausalLM", "LlamaConfig", {**DECODER, "is_causal": False}).model()
+    with torch.no_grad():
+        return torch.equal(model(ids).logits[:, :5], model(changed).logits[:, :5])
