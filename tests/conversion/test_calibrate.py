@@ -47,7 +47,7 @@ def test_the_fit_is_the_best_on_a_fine_grid():
     errors = []
     for shift in torch.linspace(-6, 8, 400):
         out = (scores + shift).relu() @ value / 12
-        # numpy's least squares has the best gain of each head
+        # torch's least squares has the best gain of each head
         best = [torch.linalg.lstsq(out[:, h].reshape(-1, 1), wanted[:, h].reshape(-1, 1)) for h in range(HEADS)]
         left = torch.stack([(out[:, h] * best[h].solution.item() - wanted[:, h]).square().sum() for h in range(HEADS)])
         errors.append(left / wanted.square().sum((0, 2, 3)))
@@ -125,8 +125,8 @@ def test_errors_say_what_to_do():
         calibrate(Encoder(), [])
     with pytest.raises(ValueError, match=r"convert it first, with nomax\.convert"):
         calibrate(Encoder("softmax"), [torch.randn(1, 4, DIM)])
+    model = Encoder()
+    model.layers[0].inner_attention.num_heads = None
     with pytest.raises(ValueError, match="does not know its number of heads"):
-        model = Encoder()
-        model.layers[0].inner_attention.num_heads = None
         calibrate(model, [torch.randn(1, 4, DIM)])
     assert nomax.calibrate is calibrate

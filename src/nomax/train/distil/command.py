@@ -108,7 +108,8 @@ class Recipe:
         _to_softmax(self.teacher)
         read = partial(texts.documents, options.data, language=options.language, tokenizer=self.tokenizer)
         self.train_documents = read(split="train")
-        self.tests = texts.measured(read(split="test"), options.test_texts)
+        special = len(self.tokenizer("")["input_ids"])
+        self.tests = texts.measured(read(split="test"), options.test_texts, special)
         self.pairs = texts.pairs(options.pairs, "test", self.tokenizer) if options.pairs else None
         self._targets: dict[int, Tensor] = {}
 
