@@ -66,8 +66,10 @@ def test_the_table_the_model_and_what_a_killed_run_leaves(converted, corpus, tmp
     assert before < after < end
     assert end == pytest.approx(1, abs=1e-5)
     assert result["distillation"]["steps"][-1]["step"] == 40
-    assert result["command"].startswith(f"nomax finetune {converted} --data {corpus} --pairs {corpus} --length 64")
+    assert result["command"].startswith(f"nomax finetune {converted} --data {corpus} --out {out} --pairs {corpus}")
+    assert "--length 64" in result["command"]
     assert not (out / "checkpoints").exists()
+    assert f"| {after:.4f} |" in (out / "finetune.md").read_text()
 
     from nomax.train.distil import command as module
 

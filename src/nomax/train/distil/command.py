@@ -27,7 +27,7 @@ from nomax.train.console import Bar
 from nomax.train.distil import texts
 from nomax.train.distil.distillation import DistilConfig, Step, distil, sentence_error
 
-RESULT, CHECKPOINTS = "finetune.json", "checkpoints"
+RESULT, TABLE, CHECKPOINTS = "finetune.json", "finetune.md", "checkpoints"
 ORIGINAL, CONVERTED, CALIBRATED, DISTILLED = "original", "converted", "calibrated", "distilled"
 HISTORY_EVERY = 10  # steps between those that the result keeps
 
@@ -40,7 +40,8 @@ class Options:
     own teacher, with softmax. The data sets are split by document: it learns from their train splits, and is measured
     on their test splits, by the cosine of its embeddings to the original's at about 15, 55 and 135 tokens.
 
-    The same command goes on where a killed one was. OUT/finetune.json has the table, the settings and every tenth step.
+    The same command goes on where a killed one was. OUT/finetune.json has the table, the settings and every tenth step;
+    OUT/finetune.md the table alone.
     """
 
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
@@ -241,6 +242,7 @@ class Recipe:
         self.student.eval().save_pretrained(self.out)  # type: ignore[operator]
         self.tokenizer.save_pretrained(self.out)
         self._write()
+        _files.write(self.out / TABLE, markdown(self.result))
         for path in sorted((self.out / CHECKPOINTS).glob("step-*")):
             path.unlink()
         if (self.out / CHECKPOINTS).is_dir():
@@ -261,6 +263,16 @@ def table(result: Mapping[str, Any]) -> Table:
     for name, measured in stages.items():
         made.add_row(name, *(_shown(title, measured[title]) for title in titles))
     return made
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """Return the same table in Markdown, with the command that wrote it."""
+    stages = result["stages"]
+    titles = list(next(iter(stages.values())))
+    rows = [["", *titles], ["---", *("---:" for _ in titles)]]
+    rows += [[name, *(_shown(title, measured[title]) for title in titles)] for name, measured in stages.items()]
+    lines = [f"<!-- Written by `{result['command']}` -->", "", *("| " + " | ".join(row) + " |" for row in rows)]
+    return "\n".join(lines) + "\n"
 
 
 def _shown(title: str, value: float) -> str:
