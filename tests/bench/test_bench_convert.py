@@ -35,6 +35,7 @@ def test_a_wrong_result_gets_no_ratio_and_exit_code_1(
         return torch.full((*inputs["input_ids"].shape, 4), float(next(calls)))
 
     monkeypatch.setattr(convert, "encode", wrong)
+    monkeypatch.setattr(convert, "encode_packed", wrong)
     assert right(2, 16, ragged=True)["attention_mask"].sum() == 18
     assert bench("--smoke", "--output", tmp_path) == 1
     assert measured("convert")["cases"] == []

@@ -116,6 +116,27 @@ def test_a_folder_that_cannot_be_converted(
     assert not (tmp_path / "relu").exists()
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"architecture": "hf-hub:somebody/model"}, "is none of timm"),
+        ({"model_args": {"checkpoint_path": "other.pth"}}, "may not have checkpoint_path"),
+        ({"nomax": []}, "must be an object"),
+        ({"nomax": {"version": "0.1.0", "layers": {"x": {"head_dim": 10**12}}, "left": []}}, "the layer 'x'"),
+    ],
+)
+def test_a_config_cannot_reach_beyond_its_folder(
+    change: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timm = _compat.timm()
+    model = timm.create_model("vit_tiny_patch16_224", **VIT)
+    timm.models.save_for_hf(model, str(tmp_path / "vit"), model_args=VIT, safe_serialization=True)
+    config = json.loads((tmp_path / "vit" / "config.json").read_text())
+    (tmp_path / "vit" / "config.json").write_text(json.dumps({**config, **change}))
+    assert main(["convert", str(tmp_path / "vit"), "--out", str(tmp_path / "relu")]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_a_phi_or_layer_that_there_is_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder_of_transformers(tmp_path / "bert")
     for more, said in ((["--phi", "rellu/L"], "did you mean 'relu/L'?"), (["--layers", "9"], "there is no layer 9")):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from zoo import DECODER, TEXT, TRANSFORMERS, WORDS, Entry, words
+from zoo import TEXT, TRANSFORMERS, words
 
 import nomax
 from nomax import _compat
@@ -79,6 +79,31 @@ def test_a_cache_computes_what_the_whole_sequence_does(name: str, padded: bool) 
     torch.testing.assert_close(torch.cat(parts, 1)[real], whole[real], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "name", ["BertModel", "ElectraModel", "AlbertModel", "RobertaModel", "LlamaForCausalLM", "Qwen2ForCausalLM"]
+)
+@pytest.mark.parametrize("phi", ["relu/L", "softmax"])
+def test_packed_sequences_compute_what_padded_ones_do(name: str, phi: str) -> None:
+    model = converted(name, phi)
+    ids = words(3, 9)
+    mask = torch.arange(9) < torch.tensor([[9], [4], [6]])
+    first = 2 if name.startswith("Roberta") else 0
+    positions = (mask.cumsum(1) - 1).clamp(min=0) + first
+    with torch.no_grad():
+        packed = nomax.conversion.pack(ids, mask.long(), first)
+        assert packed["input_ids"].shape == (1, 19)
+        out = nomax.conversion.unpack(model(**packed)[0], mask)
+        padded = model(ids, attention_mask=mask.long(), position_ids=positions)[0]
+    torch.testing.assert_close(out[mask], padded[mask], rtol=1e-4, atol=1e-5)
+    assert not out[~mask].any()
+
+
+def test_packed_sequences_with_a_sliding_window_are_refused() -> None:
+    model = converted("MistralForCausalLM")
+    with pytest.raises(ValueError, match="without a sliding window"):
+        model(**nomax.conversion.pack(words(2, 9), torch.arange(9) < torch.tensor([[9], [6]])))
+
+
 def test_a_sliding_window_hides_what_is_behind_it() -> None:
     model = converted("MistralForCausalLM")  # two layers with windows of 4: the last token sees 6 back
     ids = words(1, 12)
@@ -125,16 +150,32 @@ def test_position_biases_are_added_to_the_scores() -> None:
             out = changed
 
 
-def test_attention_weights_can_be_asked_for() -> None:
-    model = converted("Wav2Vec2Model")
-    sound = torch.randn(1, 2000)
-    inner = next(module for module in model.modules() if isinstance(module, InnerAttention))
-    seen: list[tuple[Tensor, ...]] = []
-    inner.register_forward_hook(lambda module, args, out: seen.append((*args[:3], out)))
+@pytest.mark.parametrize("name", ["BertModel", "BartForConditionalGeneration"])
+def test_the_padding_of_an_encoder_stays_one_row_for_each_sequence(name: str) -> None:
+    model = converted(name)
+    mask = torch.ones(2, 9, dtype=torch.long)
+    mask[1, 5:] = 0
+    shapes: list[Any] = []
+    for module in model.modules():
+        if isinstance(module, InnerAttention):
+            module.register_forward_hook(lambda module, args, out: shapes.append(args[3]))
     with torch.no_grad():
-        model(sound)
+        model(words(2, 9), attention_mask=mask)
+    assert [x for x in shapes if x is not None and x.shape[-1] == 9 and x.shape[2] != 1] == []
+    assert sum(x is not None and x.shape == (2, 1, 1, 9) for x in shapes) == (2 if name == "BertModel" else 4)
+
+
+def test_attention_weights_can_be_asked_for() -> None:
+    model = converted("LlamaForCausalLM")
+    inner = model.model.layers[0].self_attn.inner_attention
+    seen: list[tuple[Tensor, ...]] = []
+    inner.register_forward_hook(lambda module, args, out: seen.append((args[0], args[1], args[2], out)))
+    with torch.no_grad():
+        weights = model(words(2, 6), output_attentions=True).attentions[0]
     query, key, value, out = seen[0]
-    assert torch.allclose(inner.weights(query, key) @ value, out, atol=1e-6)
+    scores = query @ key.repeat_interleave(2, 1).mT / query.shape[-1] ** 0.5
+    torch.testing.assert_close(weights, scores.relu().tril() / torch.arange(1, 7).view(6, 1))
+    torch.testing.assert_close(weights @ value.repeat_interleave(2, 1), out)
 
 
 def test_a_model_trains_under_the_trainer(tmp_path: Path) -> None:
@@ -284,17 +325,17 @@ def test_masks_of_minus_one_hundred_need_a_phi_that_vanishes() -> None:
     nomax.convert(model, "sigmoid(x-log L)")
 
 
-def test_a_decoder_can_be_made_bidirectional_by_its_config() -> None:
-    model = Entry("LlamaForCausalLM", "LlamaConfig", {**DECODER, "is_causal": False}).model()
+@pytest.mark.parametrize("name", ["BertForSequenceClassification", "BertModel"])
+def test_another_class_with_the_same_base_can_be_loaded(name: str, tmp_path: Path) -> None:
+    transformers = _compat.transformers()
+    other = {"BertModel": "BertForSequenceClassification", "BertForSequenceClassification": "BertModel"}[name]
+    model = getattr(transformers, name)(transformers.BertConfig(**TEXT)).eval()
     nomax.convert(model)
-    ids = words(1, 6)
-    changed = torch.cat([ids[:, :5], words(2, 1)[1:]], 1) % WORDS
-    with torch.no_grad():
-        out, other = model(ids).logits, model(changed).logits
-    assert (not torch.equal(out[:, :5], other[:, :5])) == (not _original_is_causal(ids, changed))
-
-
-def _original_is_causal(ids: Tensor, changed: Tensor) -> bool:
-    model = Entry("LlamaForCausalLM", "LlamaConfig", {**DECODER, "is_causal": False}).model()
-    with torch.no_grad():
-        return torch.equal(model(ids).logits[:, :5], model(changed).logits[:, :5])
+    for module in model.modules():
+        if isinstance(module, InnerAttention):
+            module.add_gain_and_shift(torch.rand(4), torch.randn(4))
+    model.save_pretrained(tmp_path)
+    again = nomax.from_pretrained(tmp_path, class_name=other)
+    assert type(again).__name__ == other
+    ours, theirs = (getattr(x, "bert", x)(words(2, 5)).last_hidden_state for x in (again, model))
+    assert torch.equal(ours, theirs)

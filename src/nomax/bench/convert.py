@@ -15,13 +15,16 @@ from nomax import _compat
 from nomax.bench import harness, render
 from nomax.bench.harness import Bench, Run, run_bench
 from nomax.bench.results import Case, Goal, Results
-from nomax.conversion import convert
+from nomax.conversion import convert, pack, unpack
 
-OURS, PEER = "relu/L", "softmax"
+OURS, PACKED, PEER = "relu/L", "relu/L, packed", "softmax"
 LARGEST_DIFFERENCE = 1e-4  # of outputs around 1, for softmax through nomax
 WORDS = 1000
 GOALS = (Goal("a ragged batch against the original", "speedup", 1.0, "ragged", PEER),)
-COLUMNS = ("batch", "tokens", "of them padding", "threads", f"{OURS}", f"{PEER} (SDPA)", f"{OURS} vs {PEER}")
+COLUMNS = (
+    *("batch", "tokens", "of them padding", "threads", OURS, PACKED, f"{PEER} (SDPA)"),
+    *(f"{OURS} vs {PEER}", f"packed vs {PEER}"),
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Options(harness.ThreadedOptions):
 
 def _measure(options: Options, run: Run) -> Iterator[RenderableType]:
     run.note_versions("transformers")
-    run.expect(4 * len(options.lengths) * len(options.threads))
+    run.expect(6 * len(options.lengths) * len(options.threads))
     models = {name: make_model(options) for name in (OURS, PEER)}
     for length in options.lengths:
         for mode in ("whole", "ragged"):
@@ -65,16 +68,20 @@ def _measure(options: Options, run: Run) -> Iterator[RenderableType]:
             with run.checking(shape, "float32", mode) as check:
                 convert(models[OURS], "softmax")
                 real = inputs["attention_mask"].bool()
-                off = (encode(models[OURS], inputs) - encode(models[PEER], inputs))[real].abs().max()
+                original = encode(models[PEER], inputs)[real]
+                off = (encode(models[OURS], inputs)[real] - original).abs().max()
                 check.bound("output", float(off), LARGEST_DIFFERENCE)
+                packed = (encode_packed(models[OURS], inputs)[real] - original).abs().max()
+                check.bound("packed output", float(packed), LARGEST_DIFFERENCE)
                 convert(models[OURS], OURS)
             if not check.right:
                 continue
             for threads in options.threads:
-                case = Case(shape, "float32", mode, threads, ours=(OURS,))
+                case = Case(shape, "float32", mode, threads, ours=(OURS, PACKED))
                 torch.set_num_threads(threads)
                 case.differences[PEER] = float(off)
-                run.race(case, {name: partial(encode, model, inputs) for name, model in models.items()})
+                contestants = {name: partial(encode, model, inputs) for name, model in models.items()}
+                run.race(case, {**contestants, PACKED: partial(encode_packed, models[OURS], inputs)})
     yield render.terminal_table(COLUMNS, _rows(run.results.cases), "A converted encoder against the original", words=1)
 
 
@@ -104,15 +111,22 @@ def encode(model: Any, inputs: dict[str, Tensor]) -> Tensor:
     return hidden
 
 
+@torch.no_grad()
+def encode_packed(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """Return the same, computed without padding."""
+    mask = inputs["attention_mask"]
+    return unpack(model(**pack(inputs["input_ids"], mask)).last_hidden_state, mask)
+
+
 def _rows(cases: list[Case]) -> list[list[str]]:
     rows = []
     for case in cases:
         batch, length = map(int, case.shape.split("×"))
         real = int(make_batch(batch, length, ragged=case.mode == "ragged")["attention_mask"].sum())
-        times = [render.seconds(case.best(name)) for name in (OURS, PEER)]
+        times = [render.seconds(case.best(name)) for name in (OURS, PACKED, PEER)]
         padding = f"{1 - real / (batch * length):.0%}"
-        speedup = render.times(case.speedup(OURS, PEER))
-        rows.append([case.mode, case.shape, padding, str(case.threads), *times, speedup])
+        speedups = [render.times(case.speedup(name, PEER)) for name in (OURS, PACKED)]
+        rows.append([case.mode, case.shape, padding, str(case.threads), *times, *speedups])
     return rows
 
 
@@ -122,8 +136,8 @@ def report(results: Results) -> list[str]:
     text = (
         f"A BERT of {options['layers']} layers and width {options['width']} with random weights, forwards, on "
         f"{render.measured_on(results, 'transformers')}. {render.best_of(results)} Ragged lengths are spread evenly, "
-        "from an eighth of the longest to all of it. Attention skips keys that are padding; all else is computed for "
-        "padding, too, in both models."
+        "from an eighth of the longest to all of it. Attention skips keys that are padding; packed: "
+        "nothing is computed for padding, and packing and unpacking are counted."
     )
     return [text, render.markdown_table(COLUMNS, _rows(results.cases))]
 

@@ -129,7 +129,7 @@ def _as_for_inference(model: nn.Module) -> Iterator[None]:
 
 def _forward(model: nn.Module, inputs: Inputs) -> list[Tensor]:
     """Return all floating-point tensors in the output of the model."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(0)  # for models that draw numbers
         out = model(*inputs[0], **inputs[1])
     tensors: list[Tensor] = []

@@ -115,7 +115,7 @@ def record(model: nn.Module) -> dict[str, Any]:
         for name, inner in model.named_modules()
         if isinstance(inner, InnerAttention)
     }
-    left = [name for name, module in model.named_modules() if vars(module).get("inner_attention", Absent) is None]
+    left = [name for name, module in model.named_modules() if getattr(module, "inner_attention", Absent) is None]
     return {"version": __version__, "layers": layers, "left": left}
 
 

@@ -25,6 +25,9 @@ from nomax.nn import InnerAttention
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 KEY = transformers.CONFIG_KEY
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
+LARGEST = 2**16  # heads, or dimensions of one
+# Arguments of timm.create_model that load files or fetch them, which a config may not do.
+FORBIDDEN = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
 SETTINGS = "_timm_settings"  # what timm_model made a model with
 
 Library = Literal["nomax", "timm", "transformers"]
@@ -47,10 +50,14 @@ def from_pretrained(name: str | Path, **options: Any) -> Any:
             f"nomax.convert. Load it with {library} and call nomax.convert(model), or run: nomax convert {folder} "
             "--phi relu/L --out CONVERTED"
         )
-    _check_version(folder, settings[KEY])
+    _check_description(folder, settings[KEY])
     model = load_original(folder, settings, **options)
-    restore(model, settings[KEY])
-    _load_learned(model, folder)
+    modules = dict(model.named_modules())
+    described = settings[KEY]
+    renamed = {name: _renamed(name, model, modules) for name in (*described["layers"], *described["left"])}
+    layers = {renamed[name]: layer for name, layer in described["layers"].items()}
+    restore(model, {**described, "layers": layers, "left": [renamed[name] for name in described["left"]]})
+    _load_learned(model, folder, renamed)
     return model.eval()
 
 
@@ -138,8 +145,9 @@ def load_original(folder: Path, settings: Mapping[str, Any], **options: Any) -> 
     library = _compat.transformers()
     transformers.register()
     name = options.pop("class_name", None) or next(iter(settings.get("architectures") or ()), "AutoModel")
-    model_class = getattr(library, name, None)
-    if model_class is None:
+    model_class: Any = getattr(library, name, None)
+    is_model = isinstance(model_class, type) and hasattr(model_class, "from_pretrained")
+    if not is_model or (not name.startswith("AutoModel") and not issubclass(model_class, library.PreTrainedModel)):
         raise ValueError(
             f"{folder / CONFIG} asks for the class {name}, which transformers {library.__version__} lacks."
         )
@@ -157,16 +165,35 @@ def load_original(folder: Path, settings: Mapping[str, Any], **options: Any) -> 
     return model
 
 
-def _check_version(folder: Path, description: Mapping[str, Any]) -> None:
+def _check_description(folder: Path, description: Any) -> None:
+    """Raise if this version cannot read how a model was converted, or if that is not what `record` writes."""
+
     def parts(version: str) -> list[int]:
         return [int(number) for number in re.findall(r"\d+", version)]
 
+    def is_layer(layer: Any) -> bool:
+        if not isinstance(layer, dict) or layer.keys() != {"kind", "phi", "num_heads", "head_dim", "qk_norm"}:
+            return False
+        sizes = [layer["num_heads"], layer["head_dim"]]
+        return (
+            layer["kind"] in ("interface", "sdpa", "multihead")
+            and isinstance(layer["qk_norm"], bool)
+            and all(size is None or (type(size) is int and 0 < size <= LARGEST) for size in sizes)
+        )
+
+    if not isinstance(description, dict):
+        raise ValueError(f"{folder / CONFIG}: {KEY!r} must be an object, as nomax.convert writes it.")
     version = str(description.get("version", ""))
     if parts(version) > parts(__version__) or not {"layers", "left"} <= description.keys():
         raise ValueError(
             f"{folder / CONFIG} was written by nomax {version or '?'}, but this is {__version__}: install a newer "
             "nomax to load it."
         )
+    for name, layer in description["layers"].items():
+        if not is_layer(layer):
+            raise ValueError(
+                f"{folder / CONFIG}: the layer {name!r} under {KEY!r} is not one that nomax.convert wrote."
+            )
 
 
 def _learned_names(folder: Path) -> Iterator[tuple[Path, str]]:
@@ -176,12 +203,19 @@ def _learned_names(folder: Path) -> Iterator[tuple[Path, str]]:
             yield from ((path, name) for name in file.keys() if ".inner_attention." in name)  # noqa: SIM118
 
 
-def _load_learned(model: nn.Module, folder: Path) -> None:
+def _renamed(name: str, model: nn.Module, modules: Mapping[str, nn.Module]) -> str:
+    """Return the name of a saved layer in a model of transformers, which may be another one with the same base."""
+    base = f"{getattr(model, 'base_model_prefix', '')}."
+    return next((other for other in (name, name.removeprefix(base), base + name) if other in modules), name)
+
+
+def _load_learned(model: nn.Module, folder: Path, renamed: Mapping[str, str]) -> None:
     """Load gains, shifts and norms of converted layers."""
     tensors: dict[str, Tensor] = {}
     for path, name in _learned_names(folder):
+        layer, _, rest = name.partition(".inner_attention.")
         with safe_open(path, "pt") as file:
-            tensors[name] = file.get_tensor(name)
+            tensors[f"{renamed.get(layer, layer)}.inner_attention.{rest}"] = file.get_tensor(name)
     for name, inner in model.named_modules():
         if not isinstance(inner, InnerAttention):
             continue
@@ -195,10 +229,15 @@ def _load_learned(model: nn.Module, folder: Path) -> None:
 
 
 def _make_timm(settings: Mapping[str, Any], arguments: Mapping[str, Any]) -> nn.Module:
+    timm, name = _compat.timm(), settings["architecture"]
+    if not timm.is_model(name):
+        raise ValueError(f"{CONFIG}: architecture={name!r} is none of timm {timm.__version__}.")
+    if wrong := [key for key in FORBIDDEN if key in arguments]:
+        raise ValueError(f"{CONFIG}: model_args may not have {wrong[0]}, which would load other files.")
     arguments = dict(arguments)
     if "num_classes" in settings:
         arguments.setdefault("num_classes", settings["num_classes"])
-    model: nn.Module = _compat.timm().create_model(settings["architecture"], pretrained=False, **arguments)
+    model: nn.Module = timm.create_model(name, pretrained=False, **arguments)
     return model
 
 

@@ -63,9 +63,20 @@ def attend(
         site.reason = next((reason for name, reason in REFUSED.items() if more.get(name) is not None), "")
     elif reasons := [reason for name, reason in REFUSED.items() if more.get(name) is not None]:
         raise ValueError(f"{type(module).__name__} cannot have φ attention: {reasons[0]}.")
-    mask, causal, key, value = _mask(module, query, key, value, attention_mask, is_causal, position_bias)
     grouped = key.shape[1] != query.shape[1]
     inner = _inner(module)
+    bounds = {"cu_seqlens_q": more.get("cu_seq_lens_q"), "cu_seqlens_k": more.get("cu_seq_lens_k")}
+    if None not in bounds.values():
+        # Packed sequences, as transformers' DataCollatorWithFlattening makes them: the bounds take the mask's place.
+        if len(query) != 1 or position_bias is not None or more.get("sliding_window"):
+            raise ValueError(
+                f"{type(module).__name__} got packed sequences (cu_seq_lens_q), which converted attention takes only "
+                "as one row, without a sliding window and without a position bias. Pad them instead."
+            )
+        causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+        out = inner(query, key, value, None, dropout, causal, scaling, grouped, **bounds)
+        return out.transpose(1, 2).contiguous(), None
+    mask, causal, key, value = _mask(module, query, key, value, attention_mask, is_causal, position_bias)
     out = inner(query, key, value, mask, dropout, causal, scaling, grouped)
     weights = inner.weights(query, key, mask, causal, scaling, grouped) if more.get("output_attentions") else None
     return out.transpose(1, 2).contiguous(), weights

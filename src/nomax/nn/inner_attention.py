@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nomax.nn.layers import LayerNorm
-from nomax.ops.api import attention
+from nomax.ops.api import attention, varlen_attention
 from nomax.phi import ROW_MAPS, Phi
 
 
@@ -93,11 +93,24 @@ class InnerAttention(nn.Module):
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
+        *,
+        cu_seqlens_q: Tensor | None = None,
+        cu_seqlens_k: Tensor | None = None,
     ) -> Tensor:
-        """Attend from query [B, H, Lq, D] to key and value [B, Hk, Lk, D]; the arguments are nomax.attention's."""
+        """Attend from query [B, H, Lq, D] to key and value [B, Hk, Lk, D]; the arguments are nomax.attention's.
+
+        cu_seqlens_q, cu_seqlens_k: the bounds of packed sequences, if B is 1, as in nomax.varlen_attention; then
+            without attn_mask.
+        """
         query, key, scale = self._scored(query, key, scale)
-        out: Tensor = attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, phi=self.phi)
-        return self._gained(out)
+        if cu_seqlens_q is None or cu_seqlens_k is None:
+            out = attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, phi=self.phi)
+            return self._gained(out)
+        q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
+        out = varlen_attention(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, dropout_p, is_causal, scale, enable_gqa, phi=self.phi
+        )
+        return self._gained(out.transpose(0, 1).unsqueeze(0))
 
     def weights(
         self,
