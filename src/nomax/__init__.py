@@ -9,10 +9,13 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
     from nomax.conversion import convert, from_pretrained, revert, save_pretrained, timm_model
+    from nomax.conversion.calibrate import calibrate
+    from nomax.conversion.export import export_onnx
     from nomax.ops.api import attention, varlen_attention, visible_keys
     from nomax.ops.backends import explain
     from nomax.ops.problem import Rows
     from nomax.phi import Phi
+    from nomax.train.distil.distillation import distil
 
 __version__ = "0.1.0"
 
@@ -21,8 +24,11 @@ __all__ = [
     "Rows",
     "__version__",
     "attention",
+    "calibrate",
     "convert",
+    "distil",
     "explain",
+    "export_onnx",
     "from_pretrained",
     "load_operators",
     "revert",
@@ -38,7 +44,10 @@ _HOMES = {
     "varlen_attention": "nomax.ops.api",
     "visible_keys": "nomax.ops.api",
     "explain": "nomax.ops.backends",
+    "calibrate": "nomax.conversion.calibrate",
     "convert": "nomax.conversion",
+    "distil": "nomax.train.distil.distillation",
+    "export_onnx": "nomax.conversion.export",
     "from_pretrained": "nomax.conversion",
     "revert": "nomax.conversion",
     "save_pretrained": "nomax.conversion",

@@ -9,12 +9,13 @@ from precision import assert_precise, doubled
 from torch import nn
 
 import nomax
+from nomax import _compat
+from nomax.conversion.calibrate import inner_attentions
 from nomax.conversion.export import decompositions, export_onnx
 from nomax.models import ReLUFormer, ViT
 from nomax.nn import Attention
 
-# torch's own, when it copies a program
-pytestmark = pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")
+TORCHS_OWN = pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # as it copies programs
 
 
 class Calls(nn.Module):
@@ -140,6 +141,7 @@ def test_what_cannot_be_exported_says_so(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@TORCHS_OWN
 def test_decomposed_programs_hold_nothing_of_nomax():
     program = torch.export.export(Calls("relu/L"), tensors())
     names = {str(node.target) for node in program.graph.nodes}
@@ -147,3 +149,58 @@ def test_decomposed_programs_hold_nothing_of_nomax():
     plain = program.run_decompositions(decompositions())
     assert not any("nomax" in str(node.target) for node in plain.graph.nodes)
     torch.testing.assert_close(plain.module()(*tensors()), Calls("relu/L")(*tensors()))
+
+
+class Encoder(nn.Module):
+    """A converted BERT whose heads have gains and shifts, as one tensor to another."""
+
+    def __init__(self):
+        super().__init__()
+        transformers = _compat.transformers()
+        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+        self.model = transformers.BertModel(transformers.BertConfig(vocab_size=50, initializer_range=0.2, **sizes))
+        nomax.convert(self.model.eval(), "relu/L")
+        for layer in inner_attentions(self.model).values():
+            layer.add_gain_and_shift(1 + torch.rand(4), torch.rand(4))
+
+    def forward(self, input_ids, attention_mask):
+        return self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    torch.manual_seed(0)
+    return Encoder().eval().requires_grad_(False)
+
+
+TEXT = (torch.arange(18).view(2, 9), (torch.arange(9) < torch.tensor([[9], [5]])).long())
+
+
+def test_a_converted_bert_in_onnxruntime(encoder, tmp_path):
+    check(encoder, TEXT, tmp_path)
+
+
+@TORCHS_OWN
+def test_a_converted_bert_through_torch_export(encoder, tmp_path):
+    program = torch.export.export(encoder, TEXT)
+    assert sum("nomax.attend" in str(node.target) for node in program.graph.nodes) == 2
+    torch.export.save(program, tmp_path / "bert.pt2")
+    torch.testing.assert_close(torch.export.load(tmp_path / "bert.pt2").module()(*TEXT), encoder(*TEXT))
+
+
+@TORCHS_OWN
+@pytest.mark.slow
+def test_a_converted_bert_through_aotinductor(encoder, tmp_path):
+    with torch.no_grad():
+        program = torch.export.export(encoder, TEXT)
+        file = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "bert.pt2"))
+        torch.testing.assert_close(torch._inductor.aoti_load_package(file)(*TEXT), encoder(*TEXT))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*quantized tensor creation functions:UserWarning")
+def test_linear_layers_of_a_converted_bert_quantise_to_int8(encoder):
+    small = torch.ao.quantization.quantize_dynamic(encoder, {nn.Linear}, dtype=torch.qint8)
+    assert not any(type(module) is nn.Linear for module in small.model.encoder.modules())
+    out, exact = small(*TEXT)[TEXT[1].bool()], encoder(*TEXT)[TEXT[1].bool()]
+    assert 0 < (out - exact).norm() < 0.05 * exact.norm()

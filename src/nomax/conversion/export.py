@@ -1,6 +1,7 @@
 """ONNX: models with φ attention as graphs of standard operators, which run where nomax is not installed."""
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,7 +46,10 @@ def export_onnx(
     training = model.training
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", ".*treespec, LeafSpec", FutureWarning
+            )  # torch's own, as it copies programs
             program = torch.export.export(model, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes)
             program = program.run_decompositions(decompositions())
             exported = torch.onnx.export(

@@ -97,6 +97,18 @@ def test_verses_are_aligned_by_number_without_notes_and_markup(tmp_path) -> None
     assert about["dropped"]["verses in one edition only"] == 1
 
 
+def test_two_english_editions_are_aligned_too(tmp_path) -> None:
+    packages = bible_packages(tmp_path)
+    packages = {"sword-text-web": packages["sword-text-web"], "sword-text-kjv": packages["sword-text-sparv"]}
+    (tmp_path / "out").mkdir()
+    about = bible.prepare_english(Job("bible-kjv-en", packages, tmp_path / "out", tmp_path))
+    assert about["languages"] == ["kjv", "en"]
+    assert about["counts"]["test"] == 2
+    first = json.loads((tmp_path / "out" / "train.jsonl").read_text().splitlines()[0])
+    assert first["en"][0] == "In the beginning, God created the heavens"
+    assert first["kjv"][0] == "EN el principio crió Dios los cielos"
+
+
 def test_verses_come_in_the_order_of_pyswords_index(tmp_path) -> None:
     pytest.importorskip("pysword")
     from pysword.books import BibleStructure

@@ -25,9 +25,9 @@ class List:
     """List the named data sets: their sizes and licences, and how to get those not here yet.
 
     The first table has images, the second text: pairs of segments and their translations; the third has pretrained
-    models, to convert. Besides these names, every
-    command that reads images takes a folder (PATH/train/CLASS/*.jpg), shards (a folder of .tar files, or a pattern such
-    as "train-{000000..000009}.tar"), torchvision:NAME and hf:NAME. `nomax data info` describes any of them.
+    models, to convert. Besides these names, every command that reads images takes a folder (PATH/train/CLASS/*.jpg),
+    shards (a folder of .tar files, or a pattern such as "train-{000000..000009}.tar"), torchvision:NAME and hf:NAME.
+    `nomax data info` describes any of them.
     """
 
     def run(self) -> int:

@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,7 +19,7 @@ import tyro
 from rich import box
 from torch import Tensor, nn
 
-from nomax import __version__, _files
+from nomax import __version__, _compat, _files
 from nomax.console import Console, Table
 from nomax.conversion.calibrate import LayerFit, calibrate, inner_attentions
 from nomax.phi import ROW_MAPS
@@ -27,7 +27,7 @@ from nomax.train.console import Bar
 from nomax.train.distil import texts
 from nomax.train.distil.distillation import DistilConfig, Step, distil, sentence_error
 
-RESULT, CHECKPOINTS = "finetune.json", "checkpoints"
+RESULT, TABLE, CHECKPOINTS = "finetune.json", "finetune.md", "checkpoints"
 ORIGINAL, CONVERTED, CALIBRATED, DISTILLED = "original", "converted", "calibrated", "distilled"
 HISTORY_EVERY = 10  # steps between those that the result keeps
 
@@ -40,7 +40,8 @@ class Options:
     own teacher, with softmax. The data sets are split by document: it learns from their train splits, and is measured
     on their test splits, by the cosine of its embeddings to the original's at about 15, 55 and 135 tokens.
 
-    The same command goes on where a killed one was. OUT/finetune.json has the table, the settings and every tenth step.
+    The same command goes on where a killed one was. OUT/finetune.json has the table, the settings and every tenth step;
+    OUT/finetune.md the table alone.
     """
 
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
@@ -92,10 +93,9 @@ class Recipe:
     """One run of the recipe: its models, its texts and what is known so far."""
 
     def __init__(self, options: Options, console: Console) -> None:
-        from transformers import AutoTokenizer
-
         import nomax
 
+        tokenizers = _compat.transformers()
         self.options, self.console = options, console
         self.out = options.out or options.folder.with_name(f"{options.folder.name}-finetuned")
         if self.out.resolve() == options.folder.resolve():
@@ -104,12 +104,13 @@ class Recipe:
         self.result = self._known()
         self.student: nn.Module = nomax.from_pretrained(options.folder)
         self.teacher: nn.Module = nomax.from_pretrained(options.teacher or options.folder)
-        self.tokenizer = AutoTokenizer.from_pretrained(options.folder)
+        self.tokenizer = tokenizers.AutoTokenizer.from_pretrained(options.folder)
         self._check()
         _to_softmax(self.teacher)
         read = partial(texts.documents, options.data, language=options.language, tokenizer=self.tokenizer)
         self.train_documents = read(split="train")
-        self.tests = texts.test_pieces(read(split="test"), options.test_texts)
+        special = len(self.tokenizer("")["input_ids"])
+        self.tests = texts.measured(read(split="test"), options.test_texts, special)
         self.pairs = texts.pairs(options.pairs, "test", self.tokenizer) if options.pairs else None
         self._targets: dict[int, Tensor] = {}
 
@@ -241,6 +242,7 @@ class Recipe:
         self.student.eval().save_pretrained(self.out)  # type: ignore[operator]
         self.tokenizer.save_pretrained(self.out)
         self._write()
+        _files.write(self.out / TABLE, markdown(self.result))
         for path in sorted((self.out / CHECKPOINTS).glob("step-*")):
             path.unlink()
         if (self.out / CHECKPOINTS).is_dir():
@@ -263,6 +265,16 @@ def table(result: Mapping[str, Any]) -> Table:
     return made
 
 
+def markdown(result: Mapping[str, Any]) -> str:
+    """Return the same table in Markdown, with the command that wrote it."""
+    stages = result["stages"]
+    titles = list(next(iter(stages.values())))
+    rows = [["", *titles], ["---", *("---:" for _ in titles)]]
+    rows += [[name, *(_shown(title, measured[title]) for title in titles)] for name, measured in stages.items()]
+    lines = [f"<!-- Written by `{result['command']}` -->", "", *("| " + " | ".join(row) + " |" for row in rows)]
+    return "\n".join(lines) + "\n"
+
+
 def _shown(title: str, value: float) -> str:
     return f"{value:.2%}" if title == "retrieval" else f"{value:.4f}"
 
@@ -281,12 +293,12 @@ def spelled(options: Options) -> str:
 
 
 def _settings(options: Options) -> dict[str, Any]:
-    import json
-
-    settings = json.loads(_files.to_json(options))
+    """Return what a result depends on, as plain data."""
+    settings = asdict(options)
     for name in ("out", "threads"):
-        settings.pop(name)
-    return dict(settings)
+        del settings[name]
+    plain = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
+    return plain | {"data": list(options.data)}
 
 
 def _to_softmax(model: nn.Module) -> None:

@@ -29,8 +29,10 @@ class DistilConfig:
 
     steps: int = 600
     """Batches to learn from."""
-    lr: float = 5e-4
+    lr: float = 3e-4
     """The peak learning rate; it rises linearly, then falls to zero as a cosine."""
+    head_lr: float = 10.0
+    """How many times as fast gains and shifts learn: they are single numbers of a size of 1 to 10."""
     warmup: int = 20
     """Steps in which the learning rate rises."""
     clip: float = 1.0
@@ -96,7 +98,7 @@ def distil(
         raise ValueError("the student has no attention with a pointwise φ: convert it first, with nomax.convert.")
     names = blocks(student)
     trained = [parameter for parameter in student.parameters() if parameter.requires_grad]
-    optimiser = AdamW(trained, lr=config.lr, betas=(0.9, config.beta2), weight_decay=0.0, fused=True)
+    optimiser = _optimiser(student, config)
     history = _resume(folder, config, student, optimiser)
     training = student.training
     student.eval()  # dropout would be noise between two models that should agree
@@ -105,9 +107,10 @@ def distil(
     positions = history[-1].positions if history else 0
     device = next(student.parameters()).device.type
     bfloat16 = config.precision == "bfloat16"
+    warmup = min(config.warmup, config.steps // 4)
     for step, batch in enumerate(islice(batches, len(history), config.steps), len(history)):
         for group in optimiser.param_groups:
-            group["lr"] = config.lr * schedule(step + 1, config.steps + 1, config.warmup)
+            group["lr"] = group["initial_lr"] * schedule(step + 1, config.steps + 1, warmup)
         waiting = layers[step * len(layers) // config.steps + 1 :] if config.layers == "in turn" else []
         with torch.autocast(device, torch.bfloat16, enabled=bfloat16):
             with torch.no_grad(), recorded(teacher, names) as wanted:
@@ -242,6 +245,21 @@ def embeddings(states: Tensor, mask: Tensor | None) -> Tensor:
         return states.mean(1)
     weights = mask[..., None].to(states.dtype)
     return (states * weights).sum(1) / weights.sum(1).clamp_min(1)
+
+
+def _optimiser(student: nn.Module, config: DistilConfig) -> AdamW:
+    per_head = {id(x) for layer in inner_attentions(student).values() for x in (layer.gain, layer.shift)}
+    groups: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
+    for parameter in student.parameters():
+        if parameter.requires_grad:
+            groups[id(parameter) in per_head].append(parameter)
+    rates = (config.lr, config.lr * config.head_lr)
+    return AdamW(
+        [{"params": each, "lr": lr, "initial_lr": lr} for each, lr in zip(groups, rates, strict=True) if each],
+        betas=(0.9, config.beta2),
+        weight_decay=0.0,
+        fused=True,
+    )
 
 
 def _positions(batch: Any, states: Tensor, mask: Tensor | None) -> int:

@@ -110,8 +110,11 @@ def encoded(texts: list[str], tokenizer: Any, longest: int) -> dict[str, Tensor]
     return dict(tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt"))
 
 
-def test_pieces(documents: Sequence[Segments], count: int, special: int = 2) -> dict[int, list[Piece]]:
-    """Return up to `count` pieces of each of LENGTHS tokens, special ones included, spread over the documents."""
+def measured(documents: Sequence[Segments], count: int, special: int = 2) -> dict[int, list[Piece]]:
+    """Return up to `count` pieces of each of LENGTHS tokens, special ones included, from all over the documents.
+
+    Lengths that no pieces have are left out.
+    """
     result = {}
     for length in LENGTHS:
         pieces = []
@@ -122,7 +125,10 @@ def test_pieces(documents: Sequence[Segments], count: int, special: int = 2) -> 
                 if abs(piece.tokens + special - length) <= WITHIN * length:
                     pieces.append(piece)
         random.Random(length).shuffle(pieces)
-        result[length] = pieces[:count]
+        if pieces:
+            result[length] = pieces[:count]
+    if not result:
+        raise ValueError(f"the test split has no texts of about {', '.join(map(str, LENGTHS))} tokens to measure on.")
     return result
 
 

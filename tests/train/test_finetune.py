@@ -1,0 +1,119 @@
+"""`nomax finetune`: from a converted folder to a better one, with what came of it; killed, and on again."""
+
+import json
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import nomax
+from nomax import _compat
+from nomax.cli import main
+
+WORDS = [f"w{number}" for number in range(60)]
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    """A folder with a tiny BERT, converted, and its tokenizer."""
+    transformers = _compat.transformers()
+    folder = tmp_path_factory.mktemp("models") / "bert"
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = transformers.BertModel(transformers.BertConfig(vocab_size=64, initializer_range=0.4, **sizes)).eval()
+    nomax.convert(model, "relu/L")
+    model.save_pretrained(folder)
+    vocabulary = {word: place for place, word in enumerate(["[PAD]", "[UNK]", *WORDS])}
+    tokens = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokens.pre_tokenizer = pre_tokenizers.Whitespace()
+    wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=tokens, pad_token="[PAD]", unk_token="[UNK]")
+    wrapped.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    generator = torch.Generator().manual_seed(0)
+    for split, documents in (("train", 12), ("valid", 1), ("test", 4)):
+        lines = []
+        for number in range(documents):
+            texts = [
+                " ".join(WORDS[i] for i in torch.randint(60, (7,), generator=generator).tolist()) for _ in range(24)
+            ]
+            lines.append(json.dumps({"name": str(number), "en": texts, "es": texts[::-1]}))
+        (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def command(converted, corpus, out, *more):
+    words = ["finetune", converted, "--data", corpus, "--out", out, "--length", "64", "--batch-tokens", "256"]
+    words += ["--test-texts", "8", "--calibration-texts", "8", "--distil.steps", "40", "--distil.checkpoint-every", "4"]
+    words += ["--distil.lr", "0.003"]
+    return main([*map(str, words), *more])
+
+
+def test_the_table_the_model_and_what_a_killed_run_leaves(converted, corpus, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+    assert command(converted, corpus, out, "--pairs", str(corpus)) == 0
+    printed = capsys.readouterr().out
+    result = json.loads((out / "finetune.json").read_text())
+    assert list(result["stages"]) == ["original", "converted", "calibrated", "distilled"]
+    for name, measured in result["stages"].items():
+        assert name in printed
+        assert set(measured) == {"cosine at 15", "cosine at 55", "cosine at 135", "retrieval"}
+    before, after, end = (result["stages"][name]["cosine at 55"] for name in ("converted", "distilled", "original"))
+    assert before < after < end
+    assert end == pytest.approx(1, abs=1e-5)
+    assert result["distillation"]["steps"][-1]["step"] == 40
+    assert result["command"].startswith(f"nomax finetune {converted} --data {corpus} --out {out} --pairs {corpus}")
+    assert "--length 64" in result["command"]
+    assert not (out / "checkpoints").exists()
+    assert f"| {after:.4f} |" in (out / "finetune.md").read_text()
+
+    from nomax.train.distil import command as module
+
+    def killed(*arguments, **options):
+        def report(step):
+            if step.step == 6:
+                raise KeyboardInterrupt
+
+        return distil(*arguments, **options | {"report": report})
+
+    distil, other = module.distil, tmp_path / "other"
+    monkeypatch.setattr(module, "distil", killed)
+    assert command(converted, corpus, other, "--pairs", str(corpus)) == 130
+    monkeypatch.setattr(module, "distil", distil)
+    assert command(converted, corpus, other, "--pairs", str(corpus)) == 0
+    again = json.loads((other / "finetune.json").read_text())
+    assert again["stages"] == result["stages"]
+    first, second = (nomax.from_pretrained(folder).state_dict() for folder in (out, other))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_only_calibration(converted, corpus, tmp_path):
+    out = tmp_path / "out"
+    assert command(converted, corpus, out, "--distil.steps", "0", "--calibration", "at once") == 0
+    result = json.loads((out / "finetune.json").read_text())
+    assert list(result["stages"]) == ["original", "converted", "calibrated"]
+    assert "--calibration 'at once'" in result["command"]
+    model = nomax.from_pretrained(out)
+    gains = result["calibration"]["layers"]["encoder.layer.0.attention.self.inner_attention"]["gain"]
+    torch.testing.assert_close(model.encoder.layer[0].attention.self.inner_attention.gain, torch.tensor(gains))
+
+
+def test_wrong_options_say_what_to_do(converted, corpus, tmp_path, capsys):
+    def complaint(*arguments):
+        assert command(*arguments) == 2
+        return capsys.readouterr().err
+
+    assert "name another folder" in complaint(converted, corpus, converted)
+    assert "is neither a file or folder" in complaint(converted, tmp_path / "nowhere", tmp_path / "a")
+    assert "has en and es" in complaint(converted, corpus, tmp_path / "b", "--language", "fr")
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "mine.txt").write_text("precious")
+    assert "holds something else already" in complaint(converted, corpus, tmp_path / "c")
+    out = tmp_path / "d"
+    assert command(converted, corpus, out, "--distil.steps", "0") == 0
+    assert "another command" in complaint(converted, corpus, out, "--distil.steps", "3")
+    assert "name the original with --teacher" in complaint(out, corpus, tmp_path / "e")
