@@ -366,7 +366,7 @@ class _Run:
             LOWEST=lowest,
             DROPOUT=call.seed is not None,
             PRECISION=_precision(query),
-            UPCAST=query.is_cpu and query.dtype == torch.bfloat16,
+            UPCAST=is_interpreted() and query.dtype == torch.bfloat16,
         )
         # Whether results that are not finite need a second look: hidden keys may have leaked, or float16 overflown.
         self.check = mask is not None or call.diagonal is not None or query.dtype == torch.float16
