@@ -4,7 +4,7 @@ INSTALLED := .venv/.installed
 PIP_INSTALL := $(BIN)/python -m pip install -qq -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help study test docs wheel bench clean
+.PHONY: help study test triton docs wheel bench clean
 
 help:  ## List these targets
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -30,6 +30,12 @@ test: $(INSTALLED)  ## Set up .venv if needed, then run every check and test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2
+
+triton: $(INSTALLED)  ## Test the Triton kernels without a GPU: interpreted, and compiled ahead of time
+	@test -d .venv/triton/triton || { echo "Installing triton, into a folder of its own"; \
+		$(PIP_INSTALL) --no-deps --target .venv/triton triton; }
+	PYTHONPATH=.venv/triton TRITON_INTERPRET=1 $(BIN)/pytest -n 2 -q -m "triton and not slow" tests/ops
+	PYTHONPATH=.venv/triton $(BIN)/python tools/triton_codegen.py --quick
 
 docs: $(INSTALLED)  ## Build the documentation, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -1,3 +1,5 @@
+import os
+
 import hypothesis
 import pytest
 import torch
@@ -7,6 +9,11 @@ from nomax.ops import cpu
 # No test depends on the clock: a busy machine may take its time over an example, and over drawing one.
 hypothesis.settings.register_profile("nomax", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("nomax")
+
+
+# tools/gpu_report.py has the tests of the operation make their tensors on a GPU.
+if device := os.environ.get("NOMAX_TEST_DEVICE"):
+    torch.set_default_device(device)
 
 
 @pytest.fixture(autouse=True)

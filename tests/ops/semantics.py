@@ -1,7 +1,9 @@
 """What the tests of the operation's meaning share: tensors, kinds of masks, and the backends."""
 
 import math
+import os
 import shutil
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -11,7 +13,18 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from nomax.phi import ACTIVATIONS
 
 no_compiler = not any(map(shutil.which, ("c++", "g++", "clang++")))
-BACKENDS = ["reference", pytest.param("cpu", marks=pytest.mark.skipif(no_compiler, reason="no C++ compiler"))]
+on_gpu = torch.get_default_device().type != "cpu"  # tools/gpu_report.py runs these tests there
+if find_spec("triton") is None:
+    no_triton = "triton is not installed"
+else:
+    no_triton = "" if on_gpu or os.environ.get("TRITON_INTERPRET") == "1" else "no GPU, and TRITON_INTERPRET is not 1"
+with_cpu = [
+    pytest.mark.skipif(no_compiler, reason="no C++ compiler"),
+    pytest.mark.skipif(on_gpu, reason="the tensors of these tests are on a GPU"),
+]
+with_triton = [pytest.mark.triton, pytest.mark.skipif(bool(no_triton), reason=no_triton)]
+BACKENDS = ["reference", pytest.param("cpu", marks=with_cpu), pytest.param("triton", marks=with_triton)]
+KERNELS = BACKENDS[1:]
 on_every_backend = pytest.mark.parametrize("backend", BACKENDS)
 NONNEGATIVE = [name for name, activation in ACTIVATIONS.items() if activation.nonnegative]
 

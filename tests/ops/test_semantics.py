@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from semantics import (
     DV,
     HEADS,
+    KERNELS,
     KEYS,
     MASKS,
     QUERIES,
     B,
     D,
     close,
-    no_compiler,
     on_every_backend,
     tensors,
     tril,
@@ -200,10 +200,10 @@ def test_the_reference_has_exact_first_and_second_derivatives(activation):
     assert torch.autograd.gradgradcheck(function, inputs)
 
 
+@pytest.mark.parametrize("backend", KERNELS)
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.skipif(no_compiler, reason="no C++ compiler")
-def test_the_kernels_gradients_are_the_references(activation, kind):
+def test_the_kernels_gradients_are_the_references(activation, kind, backend):
     query, key, value = tensors(key_heads=2)
     arguments, *_ = MASKS[kind]()
     arguments |= {"enable_gqa": True, "phi": Phi(activation, alpha=0.5, shift="-log L")}
@@ -218,7 +218,7 @@ def test_the_kernels_gradients_are_the_references(activation, kind):
         out = nomax.attention(*leaves[:3], **{**arguments, "attn_mask": mask}, backend=backend)
         return torch.autograd.grad((out * weight).sum(), leaves)
 
-    for actual, expected in zip(gradients("cpu", torch.float32), gradients("reference", torch.float64), strict=True):
+    for actual, expected in zip(gradients(backend, torch.float32), gradients("reference", torch.float64), strict=True):
         close(actual, expected)
 
 

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from nomax._files import did_you_mean
-from nomax.ops import cpu, length, reference, row_maps
+from nomax.ops import cpu, length, reference, row_maps, triton
 from nomax.ops.arguments import canonical
 from nomax.ops.build import BuildError
 from nomax.ops.problem import Problem, Rows, from_sums
 from nomax.phi import ACTIVATIONS, MINUS_LOG_L, ROW_MAPS, SOFTMAX, Phi
 
 # Each has attend(problem), and all but the reference have unsupported(problem), the reasons why they cannot serve it.
-BACKENDS: dict[str, ModuleType] = {"reference": reference, "cpu": cpu}
+BACKENDS: dict[str, ModuleType] = {"reference": reference, "cpu": cpu, "triton": triton}
 LARGE = 2**26  # bytes of a matrix of weights that is worth a warning
 
 # Set when the kernels fail to compile in this process, so that only the first call tries and warns.
@@ -100,13 +100,15 @@ def gradients(
 def choose(backend: str | None, problem: Problem) -> str:
     """Return the name of the backend that will run: the fastest that can serve, or the one asked for."""
     if backend is None:
-        return "reference" if _build_error or cpu.unsupported(problem) else "cpu"
+        if problem.query.is_cpu:
+            return "reference" if _build_error or cpu.unsupported(problem) else "cpu"
+        return "reference" if triton.unsupported(problem) else "triton"
     if backend not in BACKENDS:
         raise ValueError(
             f"backend={backend!r} is unknown{did_you_mean(backend, BACKENDS)} Choose one of {', '.join(BACKENDS)}, "
             "or None."
         )
-    if backend == "cpu" and (reasons := cpu.unsupported(problem)):
+    if backend != "reference" and (reasons := BACKENDS[backend].unsupported(problem)):
         raise ValueError(
             f"backend={backend!r} cannot serve these inputs:\n  {_describe(problem)}\n"
             + "".join(f"  - {reason}\n" for reason in reasons)
@@ -119,7 +121,7 @@ def choose(backend: str | None, problem: Problem) -> str:
 class Explanation:
     """The backend that a call of `attention` would run, and why. Print it."""
 
-    backend: str  # "cpu" or "reference"; "torch" for softmax, "entmax" for sparsemax and entmax15
+    backend: str  # "cpu", "triton" or "reference"; "torch" for softmax, "entmax" for sparsemax and entmax15
     reasons: dict[str, list[str]]  # for each other backend, why it will not run
     text: str
 
@@ -158,6 +160,8 @@ def explain(
     else:
         chosen, reasons = _choice(backend, problem)
         runs_on = f"the {chosen} backend" + (f", {cpu.instruction_set()} kernels" if chosen == "cpu" else "")
+        if chosen == "triton" and triton.is_interpreted():
+            runs_on += ", interpreted in Python"
 
     lines = {
         "runs on": runs_on,
@@ -180,17 +184,19 @@ def _choice(backend: str | None, problem: Problem) -> tuple[str, dict[str, list[
         except BuildError as error:
             if backend is not None:
                 raise
-            return "reference", {"cpu": [str(error)]}
-    return chosen, {name: _reasons_against(name, backend, problem) for name in BACKENDS if name != chosen}
+            return "reference", {"cpu": [str(error)], "triton": triton.unsupported(problem)}
+    return chosen, {name: _reasons_against(name, chosen, backend, problem) for name in BACKENDS if name != chosen}
 
 
-def _reasons_against(name: str, backend: str | None, problem: Problem) -> list[str]:
+def _reasons_against(name: str, chosen: str, backend: str | None, problem: Problem) -> list[str]:
     """Return why `choose` did not return `name`."""
     if backend is not None:
         return [f"backend={backend!r} was asked for"]
     if name == "reference":
-        return ["the cpu backend serves these inputs, faster"]
-    return ([str(_build_error)] if _build_error else []) + cpu.unsupported(problem)
+        return [f"the {chosen} backend serves these inputs, faster"]
+    if name == "triton" and problem.query.is_cpu and triton.is_interpreted():
+        return ["it is interpreted here, for tests: ask for it"]
+    return ([str(_build_error)] if _build_error and name == "cpu" else []) + BACKENDS[name].unsupported(problem)
 
 
 def _describe(problem: Problem) -> str:
@@ -221,6 +227,8 @@ def _memory(chosen: str, problem: Problem) -> str:
         return f"holds {matrix}, two to three times, and keeps it for the backward pass"
     if chosen == "torch":
         return f"PyTorch decides whether to hold {matrix}"
+    if chosen == "triton":
+        return f"tiles in the GPU's registers, instead of {matrix}"
     # A forward task packs up to 512 queries and their sums, and 256 keys (twice) and values at a time.
     tile = 4 * (512 * (dimension + value_dimension) + 256 * (2 * dimension + value_dimension))
     return f"at most about {_bytes(tile)} per thread forwards, instead of {matrix}"
@@ -251,9 +259,9 @@ def _warn_of_matrix(problem: Problem) -> None:
         return
     _warned_of_matrix = True
     warnings.warn(
-        f"nomax has no fused kernel for {problem.query.device.type} yet, so its reference backend runs, in plain "
-        f"PyTorch: it holds the whole {shape} matrix of weights, {size:,} bytes, two to three times, and keeps it for "
-        "the backward pass. Attend to fewer queries at a time if that is too much, or pass "
+        f"nomax has no fused kernel for this call ({'; '.join(triton.unsupported(problem))}), so its reference backend "
+        f"runs, in plain PyTorch: it holds the whole {shape} matrix of weights, {size:,} bytes, two to three times, "
+        "and keeps it for the backward pass. Attend to fewer queries at a time if that is too much, or pass "
         'backend="reference" to accept it without this warning.',
         RuntimeWarning,
         stacklevel=4,

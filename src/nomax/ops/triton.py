@@ -4,8 +4,9 @@ triton is imported, and the operators come into being, at the first call that ne
 """
 
 import os
+import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import cache
 from importlib import import_module
 from threading import Lock
@@ -55,9 +56,13 @@ def is_interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-@cache
 def _missing() -> str | None:
     """Return why triton cannot be imported, or None if it can."""
+    return _import_error()
+
+
+@cache
+def _import_error() -> str | None:
     try:
         import_module("triton")
     except Exception as error:  # a triton for another torch or driver may fail in its own ways
@@ -262,7 +267,10 @@ def _tuned(kernel: str, call: Arguments, variant: tuple[Any, ...], launch: Calla
 
 def _on(x: Tensor) -> AbstractContextManager[object]:
     """Make the device of a tensor the current one, on which triton launches."""
-    return nullcontext() if x.is_cpu else torch.get_device_module(x.device).device(x.device)  # type: ignore[no-any-return]
+    if x.is_cpu:
+        # The interpreter computes with numpy, which warns of infinities; a GPU does not.
+        return warnings.catch_warnings(action="ignore", category=RuntimeWarning)
+    return torch.get_device_module(x.device).device(x.device)  # type: ignore[no-any-return]
 
 
 def _forward(*inputs: Any) -> tuple[Tensor, Tensor]:
@@ -276,9 +284,9 @@ def _forward(*inputs: Any) -> tuple[Tensor, Tensor]:
     sums, logs = (run.view(x) for x in statistics) if call.last else (None, None)
 
     def launch(config: Config) -> None:
-        run.kernels.forward[run.grid(config.rows, call.query, call.query_offsets)](
-            *run.inputs, run.view(out), sums, logs, run.call, run.tiles(config), run.slots(config.rows, True),
-            run.coin, CHECK=run.check, **run.options(config),
+        run.launch(
+            "forward", config, run.grid(config.rows, call.query, call.query_offsets),
+            (run.view(out), sums, logs), (run.tiles(config), run.slots(config.rows, True), run.coin),
         )  # fmt: skip
 
     with _on(out):
@@ -297,16 +305,16 @@ def _backward(grad: Tensor, statistics: Tensor | None, *inputs: Any) -> tuple[Te
     gradients = (run.view(grad), *((None, None) if statistics is None else (run.view(x) for x in statistics)))
 
     def launch_query(config: Config) -> None:
-        run.kernels.query_gradient[run.grid(config.rows, call.query, call.query_offsets)](
-            *run.inputs, *gradients, run.view(grad_query), run.call, run.tiles(config),
-            run.slots(config.rows, True), run.coin, CHECK=run.check, **run.options(config),
+        run.launch(
+            "query_gradient", config, run.grid(config.rows, call.query, call.query_offsets),
+            (*gradients, run.view(grad_query)), (run.tiles(config), run.slots(config.rows, True), run.coin),
         )  # fmt: skip
 
     def launch_keys(config: Config) -> None:
-        run.kernels.key_gradients[run.grid(config.keys, call.key, call.key_offsets)](
-            *run.inputs, *gradients, run.view(grad_key), run.view(grad_value), run.call,
-            run.tiles(config, of_keys=True), run.slots(config.keys, False), run.coin, call.key.shape[1],
-            CHECK=run.check, **run.options(config),
+        tiles, slots = run.tiles(config, of_keys=True), run.slots(config.keys, False)
+        run.launch(
+            "key_gradients", config, run.grid(config.keys, call.key, call.key_offsets),
+            (*gradients, run.view(grad_key), run.view(grad_value)), (tiles, slots, run.coin, call.key.shape[1]),
         )  # fmt: skip
 
     with _on(grad):
@@ -358,7 +366,7 @@ class _Run:
             LOWEST=lowest,
             DROPOUT=call.seed is not None,
             PRECISION=_precision(query),
-            UPCAST=query.is_cpu and query.dtype == torch.bfloat16,
+            UPCAST=is_interpreted() and query.dtype == torch.bfloat16,
         )
         # Whether results that are not finite need a second look: hidden keys may have leaked, or float16 overflown.
         self.check = mask is not None or call.diagonal is not None or query.dtype == torch.float16
@@ -383,12 +391,22 @@ class _Run:
             "enable_fp_fusion": True,  # whatever TRITON_DEFAULT_FP_FUSION says: one rounding less
         }
 
-    def grid(self, block: int, x: Tensor, offsets: Tensor | None) -> tuple[int]:
+    def launch(
+        self, kernel: str, config: Config, programs: int, tensors: tuple[Any, ...], rest: tuple[Any, ...]
+    ) -> None:
+        """Launch a kernel, and once more for the blocks whose results are not finite: see `triton_kernels.forward`."""
+        suspects = self.arguments.query.new_empty(programs, dtype=torch.int32) if self.check else None
+        for careful in (False, True) if self.check else (False,):
+            getattr(self.kernels, kernel)[(programs,)](
+                *self.inputs, *tensors, suspects, self.call, *rest, CAREFUL=careful, **self.options(config)
+            )
+
+    def grid(self, block: int, x: Tensor, offsets: Tensor | None) -> int:
         """Return the number of programs, each of which owns a block of rows of x."""
         batch, heads, rows, _ = x.shape
         if offsets is None:
-            return (batch * heads * -(-rows // block),)
-        return (heads * _slots(rows, offsets, block),)
+            return batch * heads * -(-rows // block)
+        return heads * _slots(rows, offsets, block)
 
     def slots(self, block: int, of_queries: bool) -> Any:
         """Deal the blocks of packed sequences out to programs, without asking the GPU how many there are."""
@@ -408,7 +426,7 @@ class _Run:
         )
 
     def visits(self, config: Config) -> Tensor:
-        """Return [1 or batch, 1 or heads, 1 or blocks of rows, blocks of keys], True where a tile has anything to see."""
+        """Return where tiles have anything to see: [1 or batch, 1 or heads, 1 or blocks of rows, blocks of keys]."""
         mask = self.arguments.mask
         assert mask is not None
         visible = mask if mask.dtype == torch.bool else ~hidden(mask)

@@ -1,8 +1,8 @@
 """The Triton kernels: forward, the gradients of queries, of keys and values, and of a bias.
 
 Importing this module imports triton, so only `nomax.ops.triton` does, at the first call that needs it. The mathematics
-is that of csrc/forward.h and csrc/backward.h. i are queries and j keys, counted within their sequence; either comes as a
-column and the other as a row, so that one function serves tiles [queries, keys] and tiles [keys, queries].
+is that of csrc/forward.h and csrc/backward.h. i are queries and j keys, counted within their sequence. One comes as a
+column and the other as a row, so that the same functions serve tiles [queries, keys] and tiles [keys, queries].
 """
 
 from typing import Any, NamedTuple
@@ -89,7 +89,7 @@ def at_least_zero(x):
 
 @triton.jit
 def normal_tail(t):
-    """Return exp(-t²/2) and Φ(-t), by the fit of csrc/activations.h: nothing cancels, and the tail keeps its precision."""
+    """Return exp(-t²/2) and Φ(-t), by the fit of csrc/activations.h, whose tail keeps its precision."""
     bell = tl.exp(t * t * -0.5)
     q = 0.0100555802 * t + 0.100087792
     q = q * t + 0.463925093
@@ -176,15 +176,18 @@ def place(call: Call, slots: Slots, owned_heads, owned, BLOCK: tl.constexpr):
         block = blocks - 1 - number % blocks
         head = (number // blocks) % owned_heads
         sequence = number // blocks // owned_heads
-        return (sequence, sequence, head, 0, 0, call.queries, call.keys), block
-    slot = number % slots.count
-    sequence = tl.load(slots.sequence + slot)
-    there = sequence >= 0  # else this program has nothing to do: its sequence has no length
-    query = tl.load(call.query_offsets + sequence, mask=there, other=0)
-    key = tl.load(call.key_offsets + sequence, mask=there, other=0)
-    queries = (tl.load(call.query_offsets + sequence + 1, mask=there, other=0) - query).to(tl.int32)
-    keys = (tl.load(call.key_offsets + sequence + 1, mask=there, other=0) - key).to(tl.int32)
-    return (sequence, number * 0, number // slots.count, query, key, queries, keys), tl.load(slots.block + slot)
+        at = (sequence, sequence, head, 0, 0, call.queries, call.keys)
+    else:
+        slot = number % slots.count
+        block = tl.load(slots.block + slot)
+        sequence = tl.load(slots.sequence + slot)
+        there = sequence >= 0  # else this program has nothing to do: its sequence has no length
+        query = tl.load(call.query_offsets + sequence, mask=there, other=0)
+        key = tl.load(call.key_offsets + sequence, mask=there, other=0)
+        queries = (tl.load(call.query_offsets + sequence + 1, mask=there, other=0) - query).to(tl.int32)
+        keys = (tl.load(call.key_offsets + sequence + 1, mask=there, other=0) - key).to(tl.int32)
+        at = (sequence, number * 0, number // slots.count, query, key, queries, keys)
+    return at, block
 
 
 @triton.jit
@@ -205,18 +208,24 @@ def load_tile(x: View, batch, head, rows, inside, dim, WIDTH: tl.constexpr, C: t
 
 
 @triton.jit
-def store_tile(x: View, batch, head, rows, inside, dim, tile):
+def store_tile(x: View, batch, head, rows, inside, dim, tile, poison, CAREFUL: tl.constexpr):
+    """Store rows of a head; carefully, only what sees no poison, since the rest is as it should be."""
     columns = tl.arange(0, tile.shape[1])
     places = rows_of(x, batch, head, rows)[:, None] + columns[None, :].to(tl.int64) * x.column
-    tl.store(places, tile.to(x.data.dtype.element_ty), mask=inside[:, None] & (columns < dim)[None, :])
+    wanted = inside[:, None] & (columns < dim)[None, :]
+    if CAREFUL:
+        wanted = wanted & (poison == 0)
+    tl.store(places, tile.to(x.data.dtype.element_ty), mask=wanted)
 
 
 @triton.jit
 def numbers_of(x: View, batch, head, rows, inside, default):
     """Return one number for each row, from a tensor [batch, head, row] if there is one."""
     if x is None:
-        return tl.zeros([rows.shape[0]], tl.float32) + default
-    return tl.load(rows_of(x, batch, head, rows), mask=inside, other=0.0).to(tl.float32)
+        numbers = tl.zeros([rows.shape[0]], tl.float32) + default
+    else:
+        numbers = tl.load(rows_of(x, batch, head, rows), mask=inside, other=0.0).to(tl.float32)
+    return numbers
 
 
 @triton.jit
@@ -242,8 +251,8 @@ def product(a, x, seen, CAREFUL: tl.constexpr, C: tl.constexpr):
     """Return a·x, and if careful, how many numbers that are not finite each result sees.
 
     a is rounded to the type of x, as the tensor instructions ask for. Carefully, numbers of x that are not finite count
-    as zero: they would reach also those that do not see them, since 0·NaN is NaN. And rows of a that float16 cannot hold
-    are divided by a power of two before, and multiplied by it after.
+    as zero: they would reach also those that do not see them, since 0·NaN is NaN. And rows of a that float16 cannot
+    hold are divided by a power of two before, and multiplied by it after.
     """
     poison = 0.0
     factor = 1.0
@@ -267,9 +276,9 @@ def product(a, x, seen, CAREFUL: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def is_finite(x):
-    """Return whether all numbers of a tile are finite."""
-    return tl.max(tl.where(tl.abs(x) < INFINITY, 0.0, 1.0)) == 0.0
+def suspicion(x, inside):
+    """Return 1 if a number of a tile, in the rows inside, is not finite, else 0."""
+    return tl.max(tl.where((tl.abs(x) < INFINITY) | (inside == 0)[:, None], 0, 1))
 
 
 @triton.jit
@@ -350,7 +359,7 @@ def forward_rows(
             )
     else:
         order, count = listed(tiles, batch, head, block)
-        for t in range(0, count):
+        for t in range(count):
             n = tl.load(order + t * tiles.order.column) * BLOCK_N
             state = forward_tile(
                 state, q, key, value, call, coin, at, rows, n, row_shift, True, CAREFUL, ROWS, BLOCK_N, C
@@ -358,34 +367,50 @@ def forward_rows(
     return state
 
 
-@triton.jit(do_not_specialize=["coin"])
-def forward(
-    query: View, key: View, value: View, out: View, row_sums: View, row_logs: View,
-    call: Call, tiles: Tiles, slots: Slots, coin,
-    CHECK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    C: tl.constexpr,
+@triton.jit
+def forward_block(
+    query: View, key: View, value: View, out: View, row_sums: View, row_logs: View, suspects,
+    call: Call, tiles: Tiles, coin, at, block,
+    CAREFUL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Compute a block of rows of the output, and their statistics."""
-    at, block = place(call, slots, call.heads, call.queries, BLOCK_M)
     sequence, batch, head, first_query, first_key, queries, keys = at
     rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
     inside = rows < queries
     q = load_tile(query, batch, head, first_query + rows, inside, call.dim, BLOCK_D, C)
     row_shift = numbers_of(call.row_shift, batch, head, first_query + rows, inside, call.shift)
-    row_gain = numbers_of(call.row_gain, batch, head, first_query + rows, inside, call.gain)
-    ROWS: tl.constexpr = row_sums is not None
+    ROWS: tl.constexpr = row_sums is not None and not CAREFUL
     sums, poison, row_sum, row_log = forward_rows(
-        q, key, value, call, tiles, coin, at, block, rows, row_shift, False, ROWS, BLOCK_N, BLOCK_DV, C
+        q, key, value, call, tiles, coin, at, block, rows, row_shift, CAREFUL, ROWS, BLOCK_N, BLOCK_DV, C
     )
-    if CHECK and not is_finite(tl.where(inside[:, None], sums, 0.0)):
-        clean, seen_poison, again, and_again = forward_rows(
-            q, key, value, call, tiles, coin, at, block, rows, row_shift, True, False, BLOCK_N, BLOCK_DV, C
-        )
-        sums = tl.where(seen_poison > 0, sums, clean)
-    store_tile(out, batch, head, first_query + rows, inside, call.value_dim, sums * row_gain[:, None])
+    if suspects is not None and not CAREFUL:
+        tl.store(suspects + tl.program_id(0), suspicion(sums, inside))
+    row_gain = numbers_of(call.row_gain, batch, head, first_query + rows, inside, call.gain)
+    sums = sums * row_gain[:, None]
+    store_tile(out, batch, head, first_query + rows, inside, call.value_dim, sums, poison, CAREFUL)
     if ROWS:
         tl.store(rows_of(row_sums, batch, head, first_query + rows), row_sum, mask=inside)
         tl.store(rows_of(row_logs, batch, head, first_query + rows), row_log, mask=inside)
+
+
+@triton.jit(do_not_specialize=["coin"])
+def forward(
+    query: View, key: View, value: View, out: View, row_sums: View, row_logs: View, suspects,
+    call: Call, tiles: Tiles, slots: Slots, coin,
+    CAREFUL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """Compute a block of rows of the output, and their statistics; carefully, only if the block is suspect.
+
+    Suspect are blocks whose result is not finite, for they may owe that to a key that they do not see, or to float16. A
+    second launch looks at them again: in the same one it would cost every block registers.
+    """
+    at, block = place(call, slots, call.heads, call.queries, BLOCK_M)
+    if not CAREFUL or tl.load(suspects + tl.program_id(0)) != 0:
+        forward_block(
+            query, key, value, out, row_sums, row_logs, suspects, call, tiles, coin, at, block,
+            CAREFUL, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, C,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -465,7 +490,7 @@ def query_rows(
             )  # fmt: skip
     else:
         order, count = listed(tiles, batch, head, block)
-        for t in range(0, count):
+        for t in range(count):
             n = tl.load(order + t * tiles.order.column) * BLOCK_N
             state = query_tile(
                 state, q, grad, key, value, call, coin, at, rows, n, row_shift, row_gain, of_sum, of_log,
@@ -474,27 +499,24 @@ def query_rows(
     return state
 
 
-@triton.jit(do_not_specialize=["coin"])
-def query_gradient(
-    query: View, key: View, value: View, grad_out: View, grad_sums: View, grad_logs: View, grad_query: View,
-    call: Call, tiles: Tiles, slots: Slots, coin,
-    CHECK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    C: tl.constexpr,
+@triton.jit
+def query_block(
+    query: View, key: View, value: View, grad_out: View, grad_sums: View, grad_logs: View, grad_query: View, suspects,
+    call: Call, tiles: Tiles, coin, at, block,
+    CAREFUL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Compute a block of rows of the gradient of the queries."""
-    at, block = place(call, slots, call.heads, call.queries, BLOCK_M)
     sequence, batch, head, first_query, first_key, queries, keys = at
     rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
     inside = rows < queries
     q = load_tile(query, batch, head, first_query + rows, inside, call.dim, BLOCK_D, C)
     grad = load_tile(grad_out, batch, head, first_query + rows, inside, call.value_dim, BLOCK_DV, C)
     row_shift = numbers_of(call.row_shift, batch, head, first_query + rows, inside, call.shift)
-    row_gain = numbers_of(call.row_gain, batch, head, first_query + rows, inside, call.gain)
     of_sum = numbers_of(grad_sums, batch, head, first_query + rows, inside, 0.0)
     of_log = numbers_of(grad_logs, batch, head, first_query + rows, inside, 0.0)
     # The row's factor waits for the end, so that half precision never sees a gradient of size 1/L.
     STATISTICS: tl.constexpr = grad_sums is not None
-    factor = row_gain
+    factor = numbers_of(call.row_gain, batch, head, first_query + rows, inside, call.gain)
     row_gain = tl.full([BLOCK_M], 1.0, tl.float32)
     if STATISTICS:
         row_gain = tl.where(factor == 0, 0.0, 1.0)
@@ -503,16 +525,28 @@ def query_gradient(
         of_log = of_log / factor
     sums, poison = query_rows(
         q, grad, key, value, call, tiles, coin, at, block, rows, row_shift, row_gain, of_sum, of_log,
-        False, STATISTICS, BLOCK_N, C,
+        CAREFUL, STATISTICS, BLOCK_N, C,
     )  # fmt: skip
-    if CHECK and not is_finite(tl.where(inside[:, None], sums, 0.0)):
-        clean, seen_poison = query_rows(
-            q, grad, key, value, call, tiles, coin, at, block, rows, row_shift, row_gain, of_sum, of_log,
-            True, STATISTICS, BLOCK_N, C,
-        )  # fmt: skip
-        sums = tl.where(seen_poison > 0, sums, clean)
+    if suspects is not None and not CAREFUL:
+        tl.store(suspects + tl.program_id(0), suspicion(sums, inside))
     sums = sums * (factor * call.scale)[:, None]
-    store_tile(grad_query, batch, head, first_query + rows, inside, call.dim, sums)
+    store_tile(grad_query, batch, head, first_query + rows, inside, call.dim, sums, poison, CAREFUL)
+
+
+@triton.jit(do_not_specialize=["coin"])
+def query_gradient(
+    query: View, key: View, value: View, grad_out: View, grad_sums: View, grad_logs: View, grad_query: View, suspects,
+    call: Call, tiles: Tiles, slots: Slots, coin,
+    CAREFUL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """Compute a block of rows of the gradient of the queries; on suspects see `forward`."""
+    at, block = place(call, slots, call.heads, call.queries, BLOCK_M)
+    if not CAREFUL or tl.load(suspects + tl.program_id(0)) != 0:
+        query_block(
+            query, key, value, grad_out, grad_sums, grad_logs, grad_query, suspects, call, tiles, coin, at, block,
+            CAREFUL, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, C,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -531,7 +565,7 @@ def key_tile(
     row_gain = numbers_of(call.row_gain, batch, head, first_query + rows, inside, call.gain)
     of_sum = numbers_of(grad_sums, batch, head, first_query + rows, inside, 0.0)
     of_log = numbers_of(grad_logs, batch, head, first_query + rows, inside, 0.0)
-    # One factor for all rows waits for the end. Of several, the largest waits for the product: see `query_gradient`.
+    # One factor for all rows waits for the end. Of several, the largest waits for the product: see `query_block`.
     STATISTICS: tl.constexpr = grad_sums is not None
     LIFT: tl.constexpr = (STATISTICS or call.row_gain is not None) and q.dtype == tl.float16
     factor = 1.0
@@ -573,7 +607,7 @@ def key_columns(
     value_sums = tl.zeros([BLOCK_N, v.shape[1]], tl.float32)
     state = (key_sums, value_sums, key_sums if CAREFUL else none, value_sums if CAREFUL else none)
     if tiles is None:
-        # Rows from `first` on see a key of the block; from `all_see` on they see all of them; `whole` ends whole blocks.
+        # Rows from `first` on see a key of the block, and from `all_see` on all of them; `whole` ends whole blocks.
         first = queries * 0
         all_see = queries * 0
         whole = queries // BLOCK_M * BLOCK_M
@@ -587,7 +621,7 @@ def key_columns(
         before = tl.cdiv(all_see - first, BLOCK_M)  # blocks at the edge: before the whole ones, and one after
         after = tl.maximum(whole, all_see)
         edges = before + tl.cdiv(tl.maximum(queries - after, 0), BLOCK_M)
-        for member in range(0, call.group):
+        for member in range(call.group):
             head = key_head * call.group + member
             if not CAREFUL:
                 for m in range(all_see, whole, BLOCK_M):
@@ -595,17 +629,17 @@ def key_columns(
                         state, k, v, query, grad_out, grad_sums, grad_logs, call, coin, at, head, columns, m,
                         False, False, BLOCK_M, C,
                     )  # fmt: skip
-            for t in range(0, edges):
+            for t in range(edges):
                 m = tl.where(t < before, first + t * BLOCK_M, after)
                 state = key_tile(
                     state, k, v, query, grad_out, grad_sums, grad_logs, call, coin, at, head, columns, m,
                     True, CAREFUL, BLOCK_M, C,
                 )  # fmt: skip
     else:
-        for member in range(0, call.group):
+        for member in range(call.group):
             head = key_head * call.group + member
             order, count = listed(tiles, batch, head, block)
-            for t in range(0, count):
+            for t in range(count):
                 m = tl.load(order + t * tiles.order.column) * BLOCK_M
                 state = key_tile(
                     state, k, v, query, grad_out, grad_sums, grad_logs, call, coin, at, head, columns, m,
@@ -614,36 +648,47 @@ def key_columns(
     return state
 
 
-@triton.jit(do_not_specialize=["coin"])
-def key_gradients(
+@triton.jit
+def key_block(
     query: View, key: View, value: View, grad_out: View, grad_sums: View, grad_logs: View, grad_key: View,
-    grad_value: View, call: Call, tiles: Tiles, slots: Slots, coin, key_heads,
-    CHECK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    C: tl.constexpr,
+    grad_value: View, suspects, call: Call, tiles: Tiles, coin, at, block,
+    CAREFUL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of a block of keys and values."""
-    at, block = place(call, slots, key_heads, call.keys, BLOCK_N)
     sequence, batch, key_head, first_query, first_key, queries, keys = at
     columns = block * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = columns < keys
     k = load_tile(key, batch, key_head, first_key + columns, inside, call.dim, BLOCK_D, C)
     v = load_tile(value, batch, key_head, first_key + columns, inside, call.value_dim, BLOCK_DV, C)
     key_sums, value_sums, key_poison, value_poison = key_columns(
-        k, v, query, grad_out, grad_sums, grad_logs, call, tiles, coin, at, block, columns, False, BLOCK_M, C
+        k, v, query, grad_out, grad_sums, grad_logs, call, tiles, coin, at, block, columns, CAREFUL, BLOCK_M, C
     )
-    if CHECK:
-        fine = is_finite(tl.where(inside[:, None], key_sums, 0.0))
-        if not (fine & is_finite(tl.where(inside[:, None], value_sums, 0.0))):
-            clean_key, clean_value, seen_of_key, seen_of_value = key_columns(
-                k, v, query, grad_out, grad_sums, grad_logs, call, tiles, coin, at, block, columns, True, BLOCK_M, C
-            )
-            key_sums = tl.where(seen_of_key > 0, key_sums, clean_key)
-            value_sums = tl.where(seen_of_value > 0, value_sums, clean_value)
+    if suspects is not None and not CAREFUL:
+        tl.store(suspects + tl.program_id(0), suspicion(key_sums, inside) + suspicion(value_sums, inside))
     if grad_sums is None and call.row_gain is None:
         key_sums = key_sums * call.gain
         value_sums = value_sums * call.gain
-    store_tile(grad_key, batch, key_head, first_key + columns, inside, call.dim, key_sums * call.scale)
-    store_tile(grad_value, batch, key_head, first_key + columns, inside, call.value_dim, value_sums)
+    key_sums = key_sums * call.scale
+    store_tile(grad_key, batch, key_head, first_key + columns, inside, call.dim, key_sums, key_poison, CAREFUL)
+    store_tile(
+        grad_value, batch, key_head, first_key + columns, inside, call.value_dim, value_sums, value_poison, CAREFUL
+    )
+
+
+@triton.jit(do_not_specialize=["coin"])
+def key_gradients(
+    query: View, key: View, value: View, grad_out: View, grad_sums: View, grad_logs: View, grad_key: View,
+    grad_value: View, suspects, call: Call, tiles: Tiles, slots: Slots, coin, key_heads,
+    CAREFUL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradients of a block of keys and values; on suspects see `forward`."""
+    at, block = place(call, slots, key_heads, call.keys, BLOCK_N)
+    if not CAREFUL or tl.load(suspects + tl.program_id(0)) != 0:
+        key_block(
+            query, key, value, grad_out, grad_sums, grad_logs, grad_key, grad_value, suspects, call, tiles, coin, at,
+            block, CAREFUL, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_DV, C,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["coin"])
@@ -670,7 +715,7 @@ def bias_gradient(
     STATISTICS: tl.constexpr = grad_sums is not None
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     sharing = tl.load(rows_of(visit, mask_batch, mask_head, row_block) + key_block * visit.column).to(tl.int32)
-    for shared in range(0, sharing * shared_batches * shared_heads):
+    for shared in range(sharing * shared_batches * shared_heads):
         batch = mask_batch * shared_batches + shared // shared_heads
         head = mask_head * shared_heads + shared % shared_heads
         key_head = head // call.group

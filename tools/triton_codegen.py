@@ -1,0 +1,281 @@
+"""Compile the Triton kernels for GPUs that are not here, and check what comes out.
+
+    python tools/triton_codegen.py            # all cases, and the table in benchmarks/results/triton.md; ten minutes
+    python tools/triton_codegen.py --quick    # one case for every GPU, without the table; a minute
+
+It makes the calls that `nomax.attention` would make, catches what they would launch, and compiles that ahead of time.
+It fails if a kernel does not use the tensor instructions of its GPU (half precision), needs more shared memory than a
+program can have, or spills more registers to memory than LARGEST_SPILL.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from nomax._files import write, write_json
+from nomax.ops import triton as backend
+from nomax.ops import triton_kernels as kernels
+
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
+KERNELS = ("forward", "query_gradient", "key_gradients", "bias_gradient")
+LARGEST_SPILL = 256  # bytes of a thread
+
+
+class Gpu(NamedTuple):
+    name: str
+    target: GPUTarget
+    instruction: str  # of its tensor units, in half precision
+    shared: int  # bytes that one program can have
+
+
+GPUS = [
+    Gpu("A100 (sm80)", GPUTarget("cuda", 80, 32), "mma.sync", 166_912),
+    Gpu("H100 (sm90)", GPUTarget("cuda", 90, 32), "wgmma.mma_async", 232_448),
+    Gpu("B200 (sm100)", GPUTarget("cuda", 100, 32), "tcgen05.mma", 232_448),
+    Gpu("RTX 5090 (sm120)", GPUTarget("cuda", 120, 32), "mma.sync", 101_376),
+    Gpu("MI300X (gfx942)", GPUTarget("hip", "gfx942", 64), "v_mfma", 65_536),
+]
+
+
+class Case(NamedTuple):
+    dtype: torch.dtype
+    dim: int
+    kind: str  # plain, causal, or everything: bias with gradient, dropout, rows, learned factors, grouped heads
+    activation: str
+
+
+CASES = [
+    Case(torch.bfloat16, 64, "causal", "relu"),
+    Case(torch.bfloat16, 128, "causal", "relu"),
+    Case(torch.float16, 64, "everything", "softplus"),
+    Case(torch.bfloat16, 256, "plain", "gelu"),
+    Case(torch.float32, 64, "causal", "relu"),
+]
+
+
+class Launch(NamedTuple):
+    """A kernel and the arguments that it would be launched with."""
+
+    kernel: str
+    arguments: dict[str, Any]
+    options: dict[str, Any]
+
+
+def launches(case: Case, config: backend.Config) -> list[Launch]:
+    """Return what a forward and a backward pass would launch."""
+    query, key = torch.empty(2, 8, 512, case.dim, dtype=case.dtype), torch.empty(2, 8, 512, case.dim, dtype=case.dtype)
+    mask = seed = factor = None
+    if case.kind == "everything":
+        key = key[:, :2]
+        mask, seed = torch.zeros(1, 8, 512, 512), torch.tensor(1)
+        factor = torch.ones(2, 1, 512)
+    activation, diagonal = backend.NAMES.index(case.activation), 0 if case.kind == "causal" else None
+    dropout, rows = (0.1, True) if case.kind == "everything" else (0.0, False)
+    settings = (activation, case.dim**-0.5, 1 / 512, 0.5, diagonal, dropout, [0, 0, 0])
+    inputs = (query, key, key, mask, factor, factor, seed, None, None, *settings)
+    statistics = torch.empty(2, 2, 8, 512) if rows else None
+    caught: list[Launch] = []
+
+    class Catch:
+        def __init__(self, name: str) -> None:
+            self.function = getattr(kernels, name)
+            self.name = name
+
+        def __getitem__(self, grid: Any) -> Any:
+            def catch(*arguments: Any, **options: Any) -> None:
+                names = self.function.arg_names
+                given = dict(zip(names, arguments, strict=False)) | {k: v for k, v in options.items() if k in names}
+                caught.append(Launch(self.name, given, {k: v for k, v in options.items() if k not in names}))
+
+            return catch
+
+    with mock.patch.object(backend, "_tuned", lambda kernel, call, variant, launch: launch(config)):
+        for name in KERNELS:
+            mock.patch.object(kernels, name, Catch(name)).start()
+        backend._forward(*inputs, rows)
+        backend._backward(torch.empty_like(query), statistics, *inputs, mask is not None)
+        mock.patch.stopall()
+    return caught
+
+
+TYPES = {
+    torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int32: "i32", torch.uint8: "u8",
+}  # fmt: skip
+
+
+def source(launch: Launch) -> ASTSource:
+    """Specialise a kernel for its arguments, as triton does when it launches one."""
+    function = getattr(kernels, launch.kernel)
+    constants: dict[tuple[int, ...], Any] = {}
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
+
+    def type_of(value: Any, path: tuple[int, ...], specialised: bool = True) -> Any:
+        if isinstance(value, tuple):
+            types = [type_of(each, (*path, place)) for place, each in enumerate(value)]
+            return type(value)(*types)
+        if value is None or (isinstance(value, int) and value == 1 and specialised):
+            constants[path] = value
+            return "constexpr"
+        if isinstance(value, float):
+            return "fp32"
+        if specialised and (isinstance(value, torch.Tensor) or value % 16 == 0):
+            attributes[path] = [["tt.divisibility", 16]]
+        return f"*{TYPES[value.dtype]}" if isinstance(value, torch.Tensor) else "i32"
+
+    signature = {}
+    for place, (name, parameter) in enumerate(zip(function.arg_names, function.params, strict=True)):
+        value = launch.arguments[name]
+        if parameter.is_constexpr:
+            signature[name], constants[(place,)] = "constexpr", value
+        else:
+            signature[name] = type_of(value, (place,), specialised=name != "coin")
+    return ASTSource(function, signature, constants, attributes)
+
+
+class Result(NamedTuple):
+    gpu: str
+    kernel: str
+    dtype: str
+    dim: int
+    kind: str
+    tile: str
+    instruction: str
+    instructions: int
+    shared: int
+    careful_shared: int  # of the second launch, for blocks whose results are not finite
+    registers: int
+    spill: int
+    seconds: float
+
+
+def compiled(gpu: Gpu, case: Case, kernel: str, config: backend.Config, careful: bool = True) -> Result:
+    """Compile a kernel, and its careful twin, with one way to cut the work."""
+    started = time.monotonic()
+    chosen = [launch for launch in launches(case, config) if launch.kernel == kernel]
+    plain = [launch for launch in chosen if not launch.arguments.get("CAREFUL")]
+    twins = [launch for launch in chosen if launch.arguments.get("CAREFUL")] if careful else []
+    options = {"num_warps": config.warps, "num_stages": config.stages, "enable_fp_fusion": True}
+    first, *others = [triton.compile(source(each), target=gpu.target, options=options) for each in plain + twins]
+    text = first.asm["ptx"] if gpu.target.backend == "cuda" else first.asm["amdgcn"]
+    registers, spill = usage(first, gpu)
+    return Result(
+        gpu=gpu.name,
+        kernel=kernel,
+        dtype=str(case.dtype)[6:],
+        dim=case.dim,
+        kind=case.kind,
+        tile=f"{config.rows}×{config.keys}, {config.warps} warps, {config.stages} stages",
+        instruction=gpu.instruction,
+        instructions=text.count(gpu.instruction),
+        shared=first.metadata.shared,
+        careful_shared=max((each.metadata.shared for each in others), default=0),
+        registers=registers,
+        spill=spill,
+        seconds=round(time.monotonic() - started, 1),
+    )
+
+
+def usage(kernel: Any, gpu: Gpu) -> tuple[int, int]:
+    """Return the registers of a thread, and the bytes that it keeps in memory because they are too few."""
+    if gpu.target.backend == "hip":
+        text = kernel.asm["amdgcn"]
+        numbers = {name: int(re.search(rf"\.{name}: +(\d+)", text)[1]) for name in ("vgpr_count", "vgpr_spill_count")}  # type: ignore[index]
+        return numbers["vgpr_count"], 4 * numbers["vgpr_spill_count"]
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        done = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True)
+    numbers = {name: int(re.search(rf"{name}:(\d+)", done.stdout)[1]) for name in ("REG", "STACK")}  # type: ignore[index]
+    return numbers["REG"], numbers["STACK"]
+
+
+def best(gpu: Gpu, case: Case, kernel: str, careful: bool = True) -> Result:
+    """Compile the first candidate that fits the GPU's shared memory: those before it are passed over there, too."""
+    result = None
+    for config in backend.candidates(kernel, case.dtype, case.dim):
+        result = compiled(gpu, case, kernel, config, careful)
+        if max(result.shared, result.careful_shared) <= gpu.shared:
+            return result
+    assert result is not None
+    return result
+
+
+def complaints(result: Result, gpu: Gpu) -> list[str]:
+    """Return what is wrong with a kernel."""
+    wrong = []
+    if max(result.shared, result.careful_shared) > gpu.shared:
+        wrong.append(f"needs {max(result.shared, result.careful_shared):,} bytes of shared memory, of {gpu.shared:,}")
+    if result.dtype != "float32" and result.instructions == 0:
+        wrong.append(f"has no {gpu.instruction}")
+    if result.spill > LARGEST_SPILL:
+        wrong.append(f"spills {result.spill} bytes of a thread, more than {LARGEST_SPILL}")
+    return wrong
+
+
+def table(results: list[Result]) -> str:
+    lines = [
+        "<!-- Written by `python tools/triton_codegen.py`; the same numbers are in triton.json. -->",
+        "",
+        f"The Triton kernels, compiled ahead of time by triton {triton.__version__} for GPUs that were not at hand. "
+        "**Nothing here ran on a GPU, and nothing is a measurement of speed.** Checked: half precision uses the tensor "
+        "instructions of its GPU, everything fits into a program's shared memory, and a thread spills at most "
+        f"{LARGEST_SPILL} bytes. (float32 is multiplied exactly, by the ordinary units.) everything: a bias with its "
+        "gradient, dropout, rows, a factor and a shift for each row, grouped heads. For each GPU it is the first cut "
+        "of the work that fits; on a GPU the fastest of several is chosen. Shared memory is that of the kernel and "
+        "that of the second launch, for blocks whose results are not finite.",
+        "",
+        "| GPU | kernel | dtype | dim | kind | tile | tensor instruction | count | shared memory | registers | spill |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    lines += [
+        f"| {each.gpu} | {each.kernel} | {each.dtype} | {each.dim} | {each.kind} | {each.tile} | "
+        f"{each.instruction} | {each.instructions} | {each.shared:,} / {each.careful_shared:,} | "
+        f"{each.registers} | {each.spill} |"
+        for each in results
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one case for every GPU, and no table")
+    quick = parser.parse_args().quick
+    results, failed = [], False
+    for case in CASES[:1] if quick else CASES:
+        for kernel in KERNELS if case.kind == "everything" else KERNELS[:3]:
+            for gpu in GPUS:
+                result = best(gpu, case, kernel, careful=not quick)
+                wrong = complaints(result, gpu)
+                failed = failed or bool(wrong)
+                results.append(result)
+                print(
+                    f"{gpu.name:<17} {kernel:<15} {result.dtype:<9} {case.dim:>3} {case.kind:<10} {result.tile:<27} "
+                    f"{result.instructions:>3} {gpu.instruction:<16} {result.shared:>7,} / {result.careful_shared:>7,} "
+                    f"bytes, {result.registers:>3} registers, spill {result.spill} ({result.seconds} s)"
+                    + "".join(f"\n    WRONG: {each}" for each in wrong),
+                    flush=True,
+                )
+    if not quick:
+        write_json(
+            RESULTS / "triton.json",
+            {"triton": triton.__version__, "torch": torch.__version__, "kernels": [each._asdict() for each in results]},
+        )
+        write(RESULTS / "triton.md", table(results))
+    if failed:
+        sys.exit("A kernel is not as it should be: see WRONG above.")
+
+
+if __name__ == "__main__":
+    main()
