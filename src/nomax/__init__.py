@@ -35,7 +35,7 @@ _HOMES = {
     "Rows": "nomax.ops.problem",
     "Phi": "nomax.phi",
 }
-_ROOMS = ("data", "evaluate", "models", "nn", "train")
+_ROOMS = ("data", "evaluate", "models", "nn", "parallel", "train")
 
 
 def __getattr__(name: str) -> Any:
