@@ -23,6 +23,7 @@ STUDIES = (
     "alpha",
     "qk-norm",
     "gate",
+    "sequence-parallel",
     "rate",
     "text-rate",
     "memory",
