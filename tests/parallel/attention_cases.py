@@ -11,7 +11,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.experimental import implicit_replication
 
 import nomax
-from nomax.parallel import Layout, attention, dtensor, gather, measure, split, total
+from nomax.parallel import Layout, attention, dtensor, gather, measure, ranks, split, total
 from nomax.parallel.api import sent
 from nomax.parallel.peers import WAYS
 from nomax.parallel.split_problem import SplitProblem
@@ -162,14 +162,14 @@ def whole_and_parts(mesh):
 
 def refused(mesh):
     """Wrong arguments are errors that say what to do, on every rank alike, before anything is sent."""
-    whole, ranks = tensors(), mesh.size()
-    layout = Layout.contiguous(LENGTH, ranks)
+    whole, size = tensors(), mesh.size()
+    layout = Layout.contiguous(LENGTH, size)
     parts = [split(x, mesh, 2) for x in whole]
     refusals = [
         ({"phi": "softmax"}, "context_parallel"),
         ({"schedule": "tree"}, "schedule='tree' is unknown"),
-        ({"layout": Layout.contiguous(LENGTH, ranks + 1)}, f"layout is for {ranks + 1} ranks"),
-        ({"layout": Layout.contiguous(LENGTH + ranks, ranks)}, "nomax.parallel.split"),
+        ({"layout": Layout.contiguous(LENGTH, size + 1)}, f"layout is for {size + 1} ranks"),
+        ({"layout": Layout.contiguous(LENGTH + size, size)}, "nomax.parallel.split"),
         ({"key_layout": layout}, "without layout"),
         ({"mesh": "cpu"}, "must be a torch.distributed DeviceMesh"),
         ({"attn_mask": torch.ones(3, LENGTH + 1, dtype=torch.bool), "layout": layout}, "does not broadcast"),
@@ -222,6 +222,37 @@ def exchanges(mesh):
     for backwards in (False, True):
         expected = tuple(each.bytes_forward + backwards * each.bytes_backward for each in (ring, reduce))
         assert sent(problem, x, x, x, backwards) == expected
+
+
+def overlap(mesh):
+    """A block is computed while the next one is on its way, or while queries are gathered."""
+    events = []
+
+    def noted(event, function):
+        return lambda *inputs, **settings: events.append(event) or function(*inputs, **settings)
+
+    parts = [split(x, mesh, 2) for x in tensors()]
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name, event in [
+            (ranks.Ranks, "pass_on", "send"),
+            (ranks.Ranks, "gather", "send"),
+            (ranks.Arrival, "wait", "wait"),
+            (ranks.Gathering, "wait", "wait"),
+            (SplitProblem, "forward", "compute"),
+            (SplitProblem, "backward", "compute"),
+        ]:
+            patch.setattr(owner, name, noted(event, getattr(owner, name)))
+        for schedule in SCHEDULES:
+            events.clear()
+            out = attention(*parts, mesh=mesh, schedule=schedule, layout=Layout.contiguous(LENGTH, mesh.size()))
+            forward = list(events)
+            events.clear()
+            out.sum().backward()
+            if mesh.size() > 1:
+                assert forward[:3] == events[:3] == ["send", "compute", "wait"]
+            if mesh.size() > 2 and schedule == "ring":  # also later on, where gradients follow keys
+                assert forward[3:6] == ["send", "compute", "wait"]
+                assert events[3:6] == ["send", "compute", "send"]
 
 
 def dtensors(mesh):
@@ -319,6 +350,7 @@ def cases(mesh) -> dict[str, Callable[[], None]]:
     everything["whole and parts"] = partial(whole_and_parts, mesh)
     everything["peers"] = partial(peers, mesh)
     everything["exchanges"] = partial(exchanges, mesh)
+    everything["overlap"] = partial(overlap, mesh)
     everything["DTensors"] = partial(dtensors, mesh)
     everything["refused"] = partial(refused, mesh)
     return everything
