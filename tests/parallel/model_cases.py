@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from precision import assert_precise
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -66,6 +67,15 @@ def one_vit(mesh, schedule, **settings):
         (logits * weight).sum().backward()
         (expected * weight).sum().backward()
         mean_gradients_close(model, alone, mesh)
+
+
+def in_half_precision(mesh):
+    """Under autocast, the error is at most twice that of one process."""
+    alone = vit(qk_norm=True).float()
+    model = parallelize(copy.deepcopy(alone), mesh)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits, expected = model(images().float()), alone(images().float())
+    assert_precise(logits, expected, alone.double()(images()))
 
 
 def one_reluformer(mesh, schedule, **settings):
@@ -162,6 +172,7 @@ def cases(mesh) -> dict[str, Callable[[], None]]:
     for schedule in ("ring", "reduce"):
         everything |= {f"ViT, {name} ({schedule})": partial(one_vit, mesh, schedule, **s) for name, s in vits.items()}
         everything |= {f"{name} ({schedule})": partial(one_reluformer, mesh, schedule, **s) for name, s in text.items()}
+    everything["autocast"] = partial(in_half_precision, mesh)
     everything["own logits"] = partial(own_logits, mesh)
     everything["data × sequence, DDP"] = partial(with_data_parallelism, mesh, "ddp")
     everything["data × sequence, FSDP2"] = partial(with_data_parallelism, mesh, "fsdp")

@@ -53,7 +53,7 @@ def test_figures_are_drawn_from_results(rows):
 
 def test_a_smoke_test_is_small():
     assert [run.flops < 1e9 for run in sequence_parallel.grid(study.setup.SETUPS["smoke"], (0,))] == [True, True]
-    assert len(sequence_parallel.grid(SETUP, (0,))) == 3
+    assert len(sequence_parallel.grid(SETUP, (0,))) == 4
 
 
 def test_a_ring_on_a_fast_network_never_waits_and_on_a_slow_one_does():

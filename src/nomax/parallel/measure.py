@@ -44,7 +44,7 @@ KINDS = ("gather", "reduce-scatter", "message")
 
 
 class Traffic(TorchDispatchMode):
-    """Count the exchanges of this rank with others, and the bytes that it sends: every one of them is waited for."""
+    """Count the exchanges of this rank with others, and the bytes that it sends. Each is waited for."""
 
     def __init__(self, ranks: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Traffic(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         namespace, _, name = func.name().partition("::")
-        if namespace in ("c10d", "_c10d_functional"):
+        if self.ranks > 1 and namespace in ("c10d", "_c10d_functional"):
             plain = name.strip("_")
             for known, (kind, share) in _EXCHANGES.items():
                 if plain.startswith(known):
