@@ -55,7 +55,7 @@ _HOMES = {
     "Rows": "nomax.ops.problem",
     "Phi": "nomax.phi",
 }
-_ROOMS = ("conversion", "data", "evaluate", "models", "nn", "train")
+_ROOMS = ("conversion", "data", "evaluate", "models", "nn", "parallel", "train")
 
 
 def __getattr__(name: str) -> Any:

@@ -7,9 +7,14 @@ import pytest
 import torch
 from precision import assert_precise
 from torch import Tensor
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.experimental import implicit_replication
 
 import nomax
-from nomax.parallel import Layout, attention, gather, split, total
+from nomax.parallel import Layout, attention, dtensor, gather, measure, ranks, split, total
+from nomax.parallel.api import sent
+from nomax.parallel.peers import WAYS
+from nomax.parallel.split_problem import SplitProblem
 
 B, HEADS, LENGTH, D, DV = 2, 4, 22, 8, 6
 SCHEDULES = ("ring", "reduce")
@@ -157,14 +162,14 @@ def whole_and_parts(mesh):
 
 def refused(mesh):
     """Wrong arguments are errors that say what to do, on every rank alike, before anything is sent."""
-    whole, ranks = tensors(), mesh.size()
-    layout = Layout.contiguous(LENGTH, ranks)
+    whole, size = tensors(), mesh.size()
+    layout = Layout.contiguous(LENGTH, size)
     parts = [split(x, mesh, 2) for x in whole]
     refusals = [
         ({"phi": "softmax"}, "context_parallel"),
         ({"schedule": "tree"}, "schedule='tree' is unknown"),
-        ({"layout": Layout.contiguous(LENGTH, ranks + 1)}, f"layout is for {ranks + 1} ranks"),
-        ({"layout": Layout.contiguous(LENGTH + ranks, ranks)}, "nomax.parallel.split"),
+        ({"layout": Layout.contiguous(LENGTH, size + 1)}, f"layout is for {size + 1} ranks"),
+        ({"layout": Layout.contiguous(LENGTH + size, size)}, "nomax.parallel.split"),
         ({"key_layout": layout}, "without layout"),
         ({"mesh": "cpu"}, "must be a torch.distributed DeviceMesh"),
         ({"attn_mask": torch.ones(3, LENGTH + 1, dtype=torch.bool), "layout": layout}, "does not broadcast"),
@@ -176,6 +181,111 @@ def refused(mesh):
     for settings, words in refusals:
         with pytest.raises((ValueError, TypeError), match=words):
             attention(*parts, **{"mesh": mesh, **settings})
+
+
+def peers(mesh):
+    """The ways that are compared with ours compute what they should."""
+    layout, rank = Layout.contiguous(16, mesh.size()), mesh.get_local_rank()
+    for (phi, _), way in WAYS.items():
+        whole = [x.detach()[..., :DV].contiguous().requires_grad_() for x in tensors(16, 16)]
+        expected = nomax.attention(*whole, phi=phi)
+        weight = torch.randn(expected.shape, generator=torch.Generator().manual_seed(0))
+        expected.backward(weight)
+        parts = [layout.local(x.detach(), rank, 2).contiguous().requires_grad_() for x in whole]
+        out = way(*parts, mesh)
+        out.backward(layout.local(weight, rank, 2))
+        close(out, layout.local(expected, rank, 2), expected)
+        for part, one in zip(parts, whole, strict=True):
+            close(part.grad, layout.local(one.grad, rank, 2), one.grad)
+
+
+def exchanges(mesh):
+    """What each way exchanges is counted, and ours is as few as the documentation says."""
+    n = mesh.size()
+    if n == 1:
+        return
+    by_way = {(cost.phi, cost.schedule): cost for cost in measure.counted(mesh, 16, "bfloat16")}
+    ring, reduce = by_way["relu/L", "keys travel"], by_way["relu/L", "keys stay"]
+    assert ring.forward == {"gather": 0, "reduce-scatter": 0, "message": n - 1}
+    assert ring.backward == {"gather": 0, "reduce-scatter": 0, "message": 2 * (n - 1)}
+    assert reduce.forward == reduce.backward == {"gather": 1, "reduce-scatter": 1, "message": 0}
+    assert by_way["softmax", "keys stay"].forward["gather"] == 2
+    numbers = 16 // n * measure.BATCH * measure.HEADS * measure.DIM  # of this rank's queries, keys or values
+    assert ring.bytes_forward == (n - 1) * 2 * numbers * 2
+    assert ring.bytes_backward == (n - 1) * 2 * numbers * (2 + 4)
+    assert reduce.bytes_forward == (n - 1) * numbers * (2 + 4)
+    assert reduce.bytes_backward == (n - 1) * numbers * (2 * 2 + 4)
+    # "auto" chooses by the same numbers.
+    x = torch.empty(measure.BATCH, measure.HEADS, 16 // n, measure.DIM, dtype=torch.bfloat16)
+    even = Layout.contiguous(16, n)
+    problem = SplitProblem(phi=nomax.Phi("relu"), queries=even, keys=even, scale=1.0)
+    for backwards in (False, True):
+        expected = tuple(each.bytes_forward + backwards * each.bytes_backward for each in (ring, reduce))
+        assert sent(problem, x, x, x, backwards) == expected
+
+
+def overlap(mesh):
+    """A block is computed while the next one is on its way, or while queries are gathered."""
+    events = []
+
+    def noted(event, function):
+        return lambda *inputs, **settings: events.append(event) or function(*inputs, **settings)
+
+    parts = [split(x, mesh, 2) for x in tensors()]
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name, event in [
+            (ranks.Ranks, "pass_on", "send"),
+            (ranks.Ranks, "gather", "send"),
+            (ranks.Arrival, "wait", "wait"),
+            (ranks.Gathering, "wait", "wait"),
+            (SplitProblem, "forward", "compute"),
+            (SplitProblem, "backward", "compute"),
+        ]:
+            patch.setattr(owner, name, noted(event, getattr(owner, name)))
+        for schedule in SCHEDULES:
+            events.clear()
+            out = attention(*parts, mesh=mesh, schedule=schedule, layout=Layout.contiguous(LENGTH, mesh.size()))
+            forward = list(events)
+            events.clear()
+            out.sum().backward()
+            if mesh.size() > 1:
+                assert forward[:3] == events[:3] == ["send", "compute", "wait"]
+            if mesh.size() > 2 and schedule == "ring":  # also later on, where gradients follow keys
+                assert forward[3:6] == ["send", "compute", "wait"]
+                assert events[3:6] == ["send", "compute", "send"]
+
+
+def dtensors(mesh):
+    """DTensors that are sharded by batch, heads, queries or keys; in the last case the output is a partial sum."""
+    dtensor.register_operators()
+    n, batch = mesh.size(), max(2, mesh.size())
+    generator = torch.Generator().manual_seed(2)
+    whole = torch.randn(3, batch, HEADS, 8, D, generator=generator)
+    hidden = {"attn_mask": torch.rand(batch, 1, 1, 8, generator=generator) > 0.4}
+    whole_ways = {
+        (Shard(0), Shard(0)): Shard(0),
+        (Shard(1), Shard(1)): Shard(1),
+        (Shard(2), Replicate()): Shard(2),
+        (Replicate(), Shard(2)): Partial(),
+    }
+    for (of_query, of_keys), of_out in whole_ways.items():
+        for settings in ({}, hidden, {"is_causal": True}):
+            plain = [x.clone().requires_grad_() for x in whole]
+            expected = nomax.attention(*plain, **settings)
+            weight = torch.randn(expected.shape, generator=torch.Generator().manual_seed(0))
+            (expected * weight).sum().backward()
+            parts = [
+                distribute_tensor(x.clone(), mesh, [place]).requires_grad_()
+                for x, place in zip(whole, (of_query, of_keys, of_keys), strict=True)
+            ]
+            with implicit_replication():  # of masks, and of L where queries differ in it
+                out = nomax.attention(*parts, **settings)
+                (out * distribute_tensor(weight, mesh, [Replicate()])).sum().backward()
+            if n > 1 and "is_causal" not in settings:
+                assert out.placements == (of_out,)
+            close(out.full_tensor(), expected, expected)
+            for part, one in zip(parts, plain, strict=True):
+                close(part.grad.full_tensor(), one.grad, one.grad)
 
 
 def mask(rows, keys, bias=False, seed=3):
@@ -238,5 +348,9 @@ def cases(mesh) -> dict[str, Callable[[], None]]:
         everything[f"leading dimensions ({schedule})"] = partial(leading_dimensions, mesh, schedule)
     everything["fewest bytes"] = partial(fewest_bytes, mesh)
     everything["whole and parts"] = partial(whole_and_parts, mesh)
+    everything["peers"] = partial(peers, mesh)
+    everything["exchanges"] = partial(exchanges, mesh)
+    everything["overlap"] = partial(overlap, mesh)
+    everything["DTensors"] = partial(dtensors, mesh)
     everything["refused"] = partial(refused, mesh)
     return everything

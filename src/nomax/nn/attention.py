@@ -5,7 +5,7 @@ B sequences, L positions, H heads of dimension D, dim = H·D.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -102,6 +102,22 @@ class KeyValueCache:
         self._room[:, :, :, : self.length] = kept.view(two, batch, heads, -1, dimension)
 
 
+class SplitAttention(Protocol):
+    """What takes the place of `attention` in a model whose sequences are split over processes (`nomax.parallel`)."""
+
+    def attention(self, *inputs: Any, **settings: Any) -> Any:
+        """Return what `nomax.attention` returns, for the positions of this process."""
+
+    def lengths(self, phi: Phi, query: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+        """Return φ's L for each query of this process, at least 1 and broadcasting to [B, H, Lq]."""
+
+    def rotation(self, dimension: int, like: Tensor) -> tuple[Tensor, ...]:
+        """Return cosines and sines of the angles of this process's positions, as `nn.layers.angles` does."""
+
+    def whole(self, rows: Rows) -> Rows:
+        """Return the rows of all processes, in the order of the sequence."""
+
+
 class Attention(nn.Module):
     """Self-attention, or with `context_dim` cross-attention, with weights φ(q·k/√D) computed by nomax.attention.
 
@@ -151,6 +167,8 @@ class Attention(nn.Module):
         self.dim, self.heads, self.context_dim = dim, heads, context_dim
         self.phi, self.dropout, self.backend = Phi.parse(phi), dropout, backend
         self.gate_kind, self.rotary = gate, rotary
+        # How to attend where the sequence is split over processes: set by nomax.parallel.parallelize.
+        self.split: SplitAttention | None = None
 
         if context_dim is None:
             self.qkv = Linear(dim, 3 * dim, bias)
@@ -232,6 +250,11 @@ class Attention(nn.Module):
         return_rows: also return the sum and entropy of each query's weights, [B, heads, L] each (see `penalties`).
         """
         query, key, value = self._project(x, context, cache)
+        if self.split is not None and cache is not None:
+            raise ValueError(
+                "a model whose sequences are split (nomax.parallel.parallelize) takes no cache: decode with a copy of "
+                "the model that is not split."
+            )
         if is_causal and cache is not None:
             attn_mask, is_causal = self._lower_right(query.shape[2], key.shape[2], attn_mask)
         dropout = self.dropout if self.training else 0.0
@@ -281,7 +304,12 @@ class Attention(nn.Module):
             query, key, value = self.qkv(x).unflatten(-1, (3, *shape)).unbind(2)
             query, key, value = _heads(query, self.query_norm), _heads(key, self.key_norm), _heads(value)
             if self.rotary:
-                rotation = angles(0 if cache is None else cache.length, x.shape[1], shape[1], query)
+                first = 0 if cache is None else cache.length
+                rotation = (
+                    angles(first, x.shape[1], shape[1], query)
+                    if self.split is None
+                    else self.split.rotation(shape[1], query)
+                )
                 query, key = rotate(query, *rotation), rotate(key, *rotation)
             return (query, key, value) if cache is None else (query, *cache.append(key, value))
 
@@ -321,22 +349,28 @@ class Attention(nn.Module):
         # The learned α changes φ's own, n^(φ.alpha - alpha), so that half precision never sees a sum without its 1/L.
         phi = replace(self.phi, gain=1.0) if self.gain is not None and self.phi.gain != 1 else self.phi
         rows, backend, scale = None, self.backend, None
+        operation = attention if self.split is None else self.split.attention
         if self.shift is not None:
             query, key, scale = with_shift(query, key, self.shift, scale)
         if return_rows:
-            out, rows = attention(
+            out, rows = operation(
                 query, key, value, mask, dropout, is_causal, scale, phi=phi, backend=backend, return_rows=True
             )
         else:
-            out = attention(query, key, value, mask, dropout, is_causal, scale, phi=phi, backend=backend)
+            out = operation(query, key, value, mask, dropout, is_causal, scale, phi=phi, backend=backend)
         factor = None if self.gain is None else _per_query(self.gain)
         if self.alpha is not None:
-            power = length.per_query(self.phi, query, key, mask, is_causal) ** (self.phi.alpha - _per_query(self.alpha))
+            lengths = (
+                length.per_query(self.phi, query, key, mask, is_causal)
+                if self.split is None
+                else self.split.lengths(self.phi, query, mask, is_causal)
+            )
+            power = lengths ** (self.phi.alpha - _per_query(self.alpha))
             factor = power if factor is None else power * factor
-        if factor is None:
-            return out, rows
-        scaled = (out * factor.unsqueeze(-1)).to(out.dtype)
-        return scaled, None if rows is None else _scaled_rows(rows, factor)
+        if factor is not None:
+            out = (out * factor.unsqueeze(-1)).to(out.dtype)
+            rows = None if rows is None else _scaled_rows(rows, factor)
+        return out, rows if rows is None or self.split is None else self.split.whole(rows)
 
 
 def _scaled_rows(rows: Rows, factor: Tensor) -> Rows:

@@ -2,5 +2,6 @@
 
 from nomax.parallel.api import attention, gather, split, total
 from nomax.parallel.layout import Layout
+from nomax.parallel.parallelize import parallelize
 
-__all__ = ["Layout", "attention", "gather", "split", "total"]
+__all__ = ["Layout", "attention", "gather", "parallelize", "split", "total"]

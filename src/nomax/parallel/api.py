@@ -190,8 +190,9 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        parts = [ctx.layout.local(grad, rank, ctx.dim) for rank in range(ctx.ranks.size)]
-        return ctx.ranks.reduce_scatter(parts, ctx.dim), None, None, None
+        whole = grad.to(wide(grad))  # many small numbers may be added up
+        parts = [ctx.layout.local(whole, rank, ctx.dim) for rank in range(ctx.ranks.size)]
+        return ctx.ranks.reduce_scatter(parts, ctx.dim).to(grad.dtype), None, None, None
 
 
 class _Total(torch.autograd.Function):

@@ -64,20 +64,23 @@ class SplitProblem:
             self._add_columns(mask, columns, ranks[1])
         return totals[0], totals[1], totals[2]
 
-    def factors(self, rank: int, like: Tensor) -> Problem:
-        """Return the problem of a rank's queries with φ's factors, where L counts the keys of all ranks.
+    def lengths(self, rank: int, like: Tensor) -> int | Tensor:
+        """Return φ's L for the queries of a rank, which counts the keys of all ranks: as `length.of` does.
 
         like: any tensor [B, H, that rank's queries, …]
         """
-        phi, keys = self.phi, self.keys.length
-        stand_in = like[:1, :1, :, :1]
-        n: int | Tensor
-        if phi.length == "visible" and self.causal:
-            n = (self.queries.positions(rank, like.device) + 1).clamp_max(keys).to(wide(like)).view(1, 1, -1)
-        else:  # only sizes and the mask matter
-            key = stand_in.new_empty(()).expand(1, 1, keys, 1)
-            n = length.of(phi, Problem(query=stand_in, key=key, value=key, mask=self.mask))
-        return length.scaled(phi, Problem(query=stand_in, key=stand_in, value=stand_in), n)
+        if self.phi.length == "visible" and self.causal:
+            positions = self.queries.positions(rank, like.device)
+            return (positions + 1).clamp_max(self.keys.length).to(wide(like)).view(1, 1, -1)
+        stand_in = like.new_empty(())  # only sizes and the mask matter
+        key = stand_in.expand(1, 1, self.keys.length, 1)
+        query = stand_in.expand(1, 1, like.shape[2], 1)
+        return length.of(self.phi, Problem(query=query, key=key, value=key, mask=self.mask))
+
+    def factors(self, rank: int, like: Tensor) -> Problem:
+        """Return a problem with φ's factors for the queries of a rank, still without tensors."""
+        none = like.new_empty(0)
+        return length.scaled(self.phi, Problem(query=none, key=none, value=none), self.lengths(rank, like))
 
     def _blocks(
         self, query: Tensor, key: Tensor, value: Tensor, ranks: tuple[int, int]

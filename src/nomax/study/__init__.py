@@ -25,6 +25,7 @@ STUDIES = {
     "alpha": "images.alpha",
     "qk-norm": "images.qk_norm",
     "gate": "images.gate",
+    "sequence-parallel": "images.sequence_parallel",
     "rate": "images.rate",
     "text-rate": "text.rate",
     "memory": "text.memory",

@@ -135,6 +135,15 @@ CLAIMS: dict[str, Claim] = {
             "gate-cost",
         ),
         Claim(
+            "W-parallel",
+            "relu/L can be parallelised over the sequence with fewer gathers than softmax.",
+            f"{VISION}, abstract and Fig. 1",
+            FASTER,
+            "Said without a number or a measurement.",
+            NO_PREMISE,
+            "sequence-parallel",
+        ),
+        Claim(
             "S-speed",
             "ReLUFormer is as fast as softmax, and about 1.7 times as fast as sparsemax and 1.5-entmax.",
             f"{TEXT}, Sec. 4",

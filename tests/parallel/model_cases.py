@@ -1,0 +1,180 @@
+"""Models whose sequences are split, compared on every rank with the same model in one process."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from precision import assert_precise
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from nomax.models import ReLUFormer, ViT
+from nomax.parallel import Layout, parallelize, split, total
+
+EQUAL = 1e-12  # in float64, where roundings of all layers and of a row that sums to almost nothing stay below
+
+
+def vit(**settings):
+    torch.manual_seed(0)
+    settings = {"num_classes": 5, "image_size": 24, "head_zero": False, "phi": "relu/L", **settings}
+    return ViT("mu/8", **settings).double()
+
+
+def reluformer(**settings):
+    torch.manual_seed(0)
+    sizes = {"dim": 16, "heads": 2, "encoder_layers": 2, "decoder_layers": 2, "slots": 8, "dropout": 0.0}
+    return ReLUFormer(20, **{**sizes, **settings}).double()
+
+
+def texts(length, batch=2, seed=5):
+    tokens = torch.randint(3, 20, (batch, length), generator=torch.Generator().manual_seed(seed))
+    tokens[1, length - 3 :] = 0  # padding
+    return tokens
+
+
+def images(batch=2):
+    return torch.randn(batch, 3, 24, 24, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+
+
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=EQUAL * max(float(expected.abs().max()), 1.0))
+
+
+def mean_gradients_close(model, alone, mesh):
+    """Compare gradients averaged over the ranks, as data parallelism averages them."""
+    for (name, x), y in zip(model.named_parameters(), alone.parameters(), strict=True):
+        grad = torch.zeros_like(x) if x.grad is None else x.grad
+        expected = torch.zeros_like(y) if y.grad is None else y.grad
+        try:
+            close(total(grad, mesh) / mesh.size(), expected)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from None
+
+
+def one_vit(mesh, schedule, **settings):
+    alone = vit(**settings)
+    model = parallelize(copy.deepcopy(alone), mesh, schedule=schedule)
+    for batch in (images(), images(3)):
+        model.zero_grad()
+        alone.zero_grad()
+        logits, expected = model(batch), alone(batch)
+        close(logits, expected)
+        weight = torch.randn(expected.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+        (logits * weight).sum().backward()
+        (expected * weight).sum().backward()
+        mean_gradients_close(model, alone, mesh)
+
+
+def in_half_precision(mesh):
+    """Under autocast, the error is at most twice that of one process."""
+    alone = vit(qk_norm=True).float()
+    model = parallelize(copy.deepcopy(alone), mesh)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits, expected = model(images().float()), alone(images().float())
+    assert_precise(logits, expected, alone.double()(images()))
+
+
+def one_reluformer(mesh, schedule, **settings):
+    alone = reluformer(**settings)
+    model = parallelize(copy.deepcopy(alone), mesh, schedule=schedule)
+    for source, target in [(texts(13), texts(9)), (texts(7), texts(18))]:
+        inputs = (source, target) if alone.config.encoder_layers else (target,)
+        model.zero_grad()
+        alone.zero_grad()
+        results = []
+        for each in (model, alone):
+            logits, penalties = each(*inputs, penalties=True)
+            loss = F.cross_entropy(logits.flatten(0, 1), target.flatten()) + sum(penalties)
+            loss.backward()
+            results.append((logits, *penalties))
+        for x, y in zip(*results, strict=True):
+            close(x, y)
+        mean_gradients_close(model, alone, mesh)
+
+
+def own_logits(mesh):
+    """A language model whose logits stay split, with losses added up over the ranks."""
+    alone, text = reluformer(encoder_layers=0, positions="rotary"), texts(17)
+    model = parallelize(copy.deepcopy(alone), mesh, gather_output=False)
+    layout = Layout.zigzag(17, mesh.size())
+    logits = model(text)
+    labels = split(text, mesh, 1, layout)
+    assert logits.shape[:2] == labels.shape
+    own = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=0, reduction="sum")
+    loss = total(own, mesh) / total((labels != 0).sum(), mesh)
+    expected = F.cross_entropy(alone(text).flatten(0, 1), text.flatten(), ignore_index=0)
+    close(loss, expected)
+    loss.backward()
+    expected.backward()
+    mean_gradients_close(model, alone, mesh)
+
+
+def with_data_parallelism(mesh, kind):
+    """Two halves of a batch, each split over half of the ranks: one mesh of data × sequence."""
+    ranks = mesh.size()
+    whole = init_device_mesh("cpu", (2, ranks // 2) if ranks > 1 else (1, 1), mesh_dim_names=("data", "sequence"))
+    alone, batch, labels = vit(pool="tok"), images(4), torch.tensor([0, 1, 2, 3])
+    F.cross_entropy(alone(batch), labels).backward()
+    model = parallelize(copy.deepcopy(alone), whole["sequence"])
+    own = slice(2 * whole.get_local_rank("data"), 2 * whole.get_local_rank("data") + 2) if ranks > 1 else slice(None)
+    if kind == "ddp":
+        model = DistributedDataParallel(model)
+        trained = model.module
+    else:
+        for block in model.blocks:
+            fully_shard(block, mesh=whole)
+        trained = fully_shard(model, mesh=whole)
+    F.cross_entropy(model(batch[own]), labels[own]).backward()
+    for (name, x), y in zip(trained.named_parameters(), alone.parameters(), strict=True):
+        grad = x.grad.full_tensor() if kind == "fsdp" else x.grad
+        expected = torch.zeros_like(y) if y.grad is None else y.grad
+        try:
+            close(grad, expected)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from None
+
+
+def refused(mesh):
+    model = parallelize(vit(), mesh)
+    with pytest.raises(ValueError, match="already"):
+        parallelize(model, mesh)
+    with pytest.raises(ValueError, match="knows ViT and ReLUFormer"):
+        parallelize(torch.nn.Linear(2, 2), mesh)
+    with pytest.raises(ValueError, match="nothing to pool"):
+        parallelize(vit(), mesh, gather_output=False)
+    with pytest.raises(ValueError, match=r"no nomax\.nn\.Attention"):
+        parallelize(torch.nn.Linear(2, 2), mesh, layers=[torch.nn.Linear(2, 2)])
+    text = parallelize(reluformer(encoder_layers=0), mesh)
+    with pytest.raises(ValueError, match="takes no cache"), torch.no_grad():
+        text.decode(texts(4), caches=text.caches())
+
+
+def cases(mesh) -> dict[str, Callable[[], None]]:
+    """Return every case by name."""
+    vits = {
+        "mean of patches": {},
+        "class token": {"pool": "tok"},
+        "class token that is not pooled": {"class_token": True, "posemb": "sincos2d", "norm": "pooled"},
+        "first patch, gate, learned gain and α": {
+            "pool": "0", "gate": "silu", "learned_gain": "head", "learned_alpha": "head", "qk_norm": True
+        },
+    }  # fmt: skip
+    text = {
+        "translation": {},
+        "language model, rotary": {"encoder_layers": 0, "positions": "rotary"},
+        "post-norm": {"norm": "post", "learned_gain": None},
+    }
+    everything: dict[str, Callable[[], None]] = {}
+    for schedule in ("ring", "reduce"):
+        everything |= {f"ViT, {name} ({schedule})": partial(one_vit, mesh, schedule, **s) for name, s in vits.items()}
+        everything |= {f"{name} ({schedule})": partial(one_reluformer, mesh, schedule, **s) for name, s in text.items()}
+    everything["autocast"] = partial(in_half_precision, mesh)
+    everything["own logits"] = partial(own_logits, mesh)
+    everything["data × sequence, DDP"] = partial(with_data_parallelism, mesh, "ddp")
+    everything["data × sequence, FSDP2"] = partial(with_data_parallelism, mesh, "fsdp")
+    everything["refused"] = partial(refused, mesh)
+    return everything

@@ -1,0 +1,65 @@
+"""The study of sequence parallelism: its grid, and what it makes of counts, errors and the modelled machines."""
+
+import pytest
+
+from nomax.parallel.measure import LAYERS, Machine, modelled
+from nomax.parallel.peers import WAYS
+from nomax.study.images import sequence_parallel
+from nomax.study.images.sequence_parallel import RingError, SplitCost
+from nomax.study.images.setup import SETUPS
+
+SETUP = SETUPS["default"]
+
+
+def results(softmax_gathers=2):
+    """Results in which softmax gathers so often, forwards, where keys stay, and relu/L once."""
+    rows = []
+    for ranks in (2, 4):
+        numbers = {}
+        for phi, schedule in WAYS:
+            gathers = {"keys travel": 0}.get(schedule, 1)
+            if (phi, schedule) == ("softmax", "keys stay"):
+                gathers = softmax_gathers
+            numbers[f"{phi}, {schedule}"] = (gathers, 1, 0, 0, 1, ranks, 1e6, 2e6)
+            numbers[f"{phi}, {schedule}: seconds"] = (0.003, 0.001, 0.002)
+        rows.append(SplitCost(ranks).result("done", numbers=numbers))
+    errors = {"softmax": (1e-3, 2e-3, 4e-3), "relu/L": (1e-3, 1e-3, 1e-3)}
+    return [*rows, RingError(most=4).result("done", numbers=errors)]
+
+
+@pytest.mark.parametrize(("gathers", "outcome"), [(2, "reproduced"), (1, "contradicted"), (0, "contradicted")])
+def test_it_is_judged_by_the_gathers_of_each_schedule(gathers, outcome):
+    (verdict,) = sequence_parallel.verdicts(results(gathers), SETUP)
+    assert verdict.verdict == outcome
+    assert f"keys stay: 1 and {gathers}" in verdict.sentence
+    assert "1.00 times the error of one process with relu/L, and 4.00 times with softmax" in verdict.sentence
+
+
+def test_without_runs_nothing_is_judged():
+    (verdict,) = sequence_parallel.verdicts([], SETUP)
+    assert verdict.verdict == "undecided"
+
+
+@pytest.mark.parametrize("rows", [[], results()])
+def test_figures_are_drawn_from_results(rows):
+    for figure in sequence_parallel.figures(rows, SETUP):
+        assert b"<svg" in figure.render(".svg")
+    costs, errors, model = sequence_parallel.figures(rows, SETUP)
+    assert len(model.table.rows) == len(LAYERS) * 3 * 6
+    if rows:
+        assert (4, "softmax", "keys stay", 2, 2, 4, 3.0, 2.0) in costs.table.rows
+        assert ("softmax", 4, 0.004) in errors.table.rows
+
+
+def test_a_smoke_test_is_small():
+    assert [run.flops < 1e9 for run in sequence_parallel.grid(SETUPS["smoke"], (0,))] == [True, True]
+    assert len(sequence_parallel.grid(SETUP, (0,))) == 4
+
+
+def test_a_ring_on_a_fast_network_never_waits_and_on_a_slow_one_does():
+    layer = LAYERS["131,072 positions"]
+    fast, slow = Machine(bandwidth=1e15, latency=0.0), Machine(bandwidth=1e6)
+    assert modelled(layer, 8, fast)["relu/L", "keys travel"][1] == 0
+    assert modelled(layer, 8, slow)["relu/L", "keys travel"][1] > 1
+    waits = {way: wait for way, (_, wait) in modelled(layer, 8).items()}
+    assert waits["relu/L", "keys stay"] < waits["softmax", "keys stay"]
