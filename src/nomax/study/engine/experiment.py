@@ -1,6 +1,6 @@
-"""The kinds of runs of a study: a training and what is measured after it, or a measurement alone.
+"""The kinds of runs: a training with the measurements that follow it, or a measurement alone.
 
-Its key is a hash of all that makes it the run it is.
+The key of a run is a hash of the settings that identify it.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ RELUFORMERS = {
 
 
 class Experiment(ABC):
-    """One run of a grid, in which every number is settled."""
+    """One run of a grid, with all its settings."""
 
     alone: ClassVar[bool] = False
     """True for a run that takes times: no other may go on beside it."""
@@ -46,7 +46,7 @@ class Experiment(ABC):
 
     @property
     def threads(self) -> int:
-        """Threads of its process; 0: as the machine offers."""
+        """Threads of its process; 0: as many as the machine offers."""
         return 1
 
     @property
@@ -56,15 +56,15 @@ class Experiment(ABC):
 
     @cached_property
     def key(self) -> str:
-        """Sixteen hexadecimal digits that are the same wherever and however this run is done."""
+        """Sixteen hexadecimal digits, the same on every machine."""
         return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:16]
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """Return what makes this run the run it is, as JSON holds it: not how the machine does the work.
+        """Return the settings that identify this run, as plain JSON, without those of the machine.
 
-        Settings that are as a configuration has them by itself are left out, so that the runs of today are still
-        known when configurations have new fields. (Whoever changes what is there by itself makes other runs of them.)
+        Defaults of a configuration are left out, so that new fields do not change the keys of earlier runs. (To change
+        a default changes them.)
         """
 
     @property
@@ -73,7 +73,7 @@ class Experiment(ABC):
         """The columns of its result that are known before the run."""
 
     def result(self, status: str, **measured: Any) -> Any:
-        """Return its result, given how it ended and what came out."""
+        """Return its result from its status and the measured columns."""
         return self.result_type(status=status, **self.facts, **measured)
 
     @property
@@ -89,7 +89,7 @@ class TrainedExperiment(Experiment):
     config: VisionConfig | TextConfig
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that are not as usual, and the measurements."""
+        """Return the settings that differ from the defaults, and the measurements."""
         plain, usual = (json.loads(to_json(config)) for config in (self.config, type(self.config)()))
         config = {name: value for name, value in _unusual(plain, usual).items() if name not in self.config.MACHINE}
         others = {name.name: getattr(self, name.name) for name in dataclasses.fields(self) if name.name != "config"}
@@ -192,7 +192,7 @@ class TextExperiment(TrainedExperiment):
 
     @property
     def macs(self) -> int:
-        """Multiply-adds for a token of each side, where sequences are as long as they may be."""
+        """Multiply-adds for a token of each side, in sequences of the greatest length."""
         return reluformer_macs(self.config.model)
 
     @property
@@ -241,7 +241,7 @@ class Measurement(Experiment):
         """The length of sequences."""
 
     def identity(self) -> dict[str, Any]:
-        """Return its settings; of a model's configuration, those that are not as usual."""
+        """Return its settings; of a model's configuration, those that differ from the defaults."""
         settings = {field.name: _settings(getattr(self, field.name)) for field in dataclasses.fields(self)}
         return {"measurement": self.kind, **settings}
 
@@ -284,7 +284,7 @@ def cpu_seconds(calls: Mapping[str, Callable[[], object]], rounds: int, stop: St
 
 
 def attention_name(config: TextConfig) -> str:
-    """Return the kind of attention, in the words of the paper where it is one of its kinds."""
+    """Return the kind of attention, by the paper's name if it has one."""
     model, phi = config.model, Phi.parse(config.model.phi)
     if phi.activation in ATTENTIONS:
         return ATTENTIONS[phi.activation]
@@ -296,7 +296,7 @@ def attention_name(config: TextConfig) -> str:
 
 
 def vit_macs(config: ViTConfig) -> int:
-    """Return the multiply-adds of a model that is not made: only its shapes are."""
+    """Return the multiply-adds of a model, from its shapes alone."""
     return _vit_macs(replace(config, phi="softmax"))  # whatever φ is, it is not counted
 
 
@@ -317,7 +317,7 @@ def reluformer_macs(model: ReLUFormerConfig) -> int:
 
 
 def _unusual(settings: dict[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that are not as usual."""
+    """Return the settings that differ from the defaults."""
     kept = {}
     for name, value in settings.items():
         other = usual.get(name)

@@ -34,7 +34,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a study; its file is called by its name."""
+    """A figure of a study; its name is that of its file."""
 
     name: str
     title: str
@@ -100,7 +100,7 @@ def draw_intervals(axis: Any, intervals: Mapping[str, Interval], colours: Sequen
 
 
 def nothing_yet(axis: Any) -> None:
-    """Say in an empty panel that it is empty."""
+    """Label an empty panel as empty."""
     axis.text(0.5, 0.5, "no finished run", transform=axis.transAxes, ha="center", color=SOFT.light)
 
 
@@ -112,7 +112,7 @@ def percent_axis(axis: Any) -> None:
 
 
 def plain_powers(axis: Any) -> None:
-    """Write the powers of ten of a logarithmic axis as plain numbers: labels are not read as formulas."""
+    """Write the powers of ten of a logarithmic axis as plain numbers, since labels are not typeset as formulas."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

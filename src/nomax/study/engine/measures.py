@@ -49,7 +49,7 @@ EXAMPLES = 24  # that are looked into with all of their weights
 def measure_images(
     run: ImageExperiment, folder: Path, training: Mapping[str, Any], device: str, stop: Stop
 ) -> dict[str, Any] | None:
-    """Return all that is measured, by column; None if asked to stop. `training` is what it said at its end."""
+    """Return all that is measured, by column; None if asked to stop. `training` is its result.json."""
     results = {"accuracy": training["test_accuracy"], "loss": training["test_loss"]}
     if run.subset is None and not run.probes:
         return results
@@ -123,7 +123,7 @@ def first(corpus: Corpus, pairs: int) -> Corpus:
 def source_use(trained: TrainedTextModel, examples: Sequence[Example], loss: float) -> float:
     """Return how much the loss rises if each example gets the source of another, half of the test split away.
 
-    A model for which that is nothing does not translate, however well it predicts a target from its beginning.
+    A model whose loss does not rise does not translate, however well it continues a target.
     """
     half = len(examples) // 2
     others = [replace(each, source=examples[i - half].source) for i, each in enumerate(examples)]

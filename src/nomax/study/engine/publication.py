@@ -1,6 +1,6 @@
 """A results folder as it was published: its runs count as done, wherever their folders are.
 
-So a fresh clone adds seeds to committed results without training what is in them again.
+So a fresh clone can add seeds to committed results without repeating their runs.
 """
 
 import json
@@ -27,7 +27,7 @@ Entries = Mapping[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Publication:
-    """The content of a results folder, by run where there is something for each; empty if there is none."""
+    """The content of a results folder, by the keys of its runs; empty if there is no such folder."""
 
     about: Mapping[str, Any] = field(default_factory=dict)
     """study.json."""
@@ -54,7 +54,7 @@ class Publication:
         return Publication(about, results, *by_key)
 
     def lend(self, store: Store, runs: Iterable[Experiment]) -> int:
-        """Make the published results known to a store that lacks them; return how many of these runs it got."""
+        """Lend a store the published results that it lacks; return how many of these runs it got."""
         wanted = {run.key for run in runs} & self.results.keys()
         lent = {key: self.results[key] for key in sorted(wanted) if store.outcome(key) is None}
         store.published |= lent
@@ -83,10 +83,10 @@ def results_folders(places: Iterable[Path]) -> list[Path]:
 
 
 def read_diagnostics(folder: Path) -> list[dict[str, Any]]:
-    """Return what a run wrote about itself, step by step: at most POINTS of the steps, spread evenly, first and last.
+    """Return the diagnostics of a run at no more than POINTS steps, spread evenly from the first to the last.
 
-    A step that was done twice, since the run was interrupted, counts as it was done last. A line that is not whole, as
-    a kill leaves it, is left out.
+    Of a step that an interrupted run repeated, the last record counts. An incomplete line, as a kill leaves it, is
+    skipped.
     """
     try:
         lines = (folder / DIAGNOSTICS).read_bytes().splitlines()

@@ -62,8 +62,8 @@ def publish(
 ) -> "list[Verdict]":
     """Write the results folder of a study, and return its verdicts.
 
-    It says how many of the study's runs are missing; figures and verdicts are made of those that are there. What can
-    no longer be made, since the folders of runs are gone, is kept from the publication before.
+    Figures and verdicts are made of the results that are there, and the number of missing runs is noted. What can no
+    longer be made, since folders of runs are gone, is kept from the publication before.
     """
     before = before or Publication()
     with store.publishing():
@@ -150,16 +150,16 @@ def _setup(plain: Mapping[str, Any], module: "Study") -> Any:
 
 
 def note(setup: Any, missing: int) -> str:
-    """Return what a reader must know before anything else; empty if the results are what they should be."""
+    """Return the warning that a reader must see first; empty for complete results."""
     warnings = ["smoke: these verdicts mean nothing"] * (setup.name == "smoke")
     warnings += [f"preliminary: {missing} run{'s are' if missing > 1 else ' is'} missing"] * (missing > 0)
     return "; ".join(warnings)
 
 
 def check_place(out: Path, setup: Any, runs: int) -> None:
-    """Raise a FileExistsError if a folder holds results of more than so many runs, which these would replace.
+    """Raise a FileExistsError if a folder holds the results of more runs than these, which would replace them.
 
-    Those of another smoke run are worth nothing, and give way.
+    Results of another smoke run are always replaced.
     """
     try:
         about = json.loads((out / "study.json").read_text(encoding="utf-8"))
@@ -210,7 +210,7 @@ def telling(results: Sequence[Result]) -> list[TrainedResult]:
 
 
 def _diagnostics(result: TrainedResult, store: Store, before: Publication) -> Mapping[str, Any] | None:
-    """Return the entry of a run in diagnostics.json; None if it did not look into itself."""
+    """Return the entry of a run in diagnostics.json; None if it recorded no diagnostics."""
     if points := read_diagnostics(store.folder(result.key)):
         return {"key": result.key, "label": result.label, "points": points}
     return before.diagnostics.get(result.key)
@@ -234,7 +234,7 @@ def curve(result: TrainedResult, store: Store, before: Publication) -> dict[str,
 
 
 def markdown(title: str, verdicts: "Sequence[Verdict]", command: str, note: str = "") -> str:
-    """Format the verdicts as a table, if there are any, below what must be known about them."""
+    """Format the verdicts as a table, if there are any, below the warning about them."""
     lines = [f"<!-- Written by `{command}` -->", "", f"# {title}", "", *([f"**{note}**", ""] if note else [])]
     lines += ["| claim | verdict | measured | premise | scale |", "| --- " * 5 + "|"] if verdicts else [NO_CLAIM]
     for verdict in verdicts:
@@ -256,7 +256,7 @@ def _described(figure: "Figure") -> dict[str, Any]:
 
 
 def _story(results: Sequence[Result], store: Store, command: str, before: Publication) -> dict[str, Any]:
-    """Return where and when the runs were done, as their folders say, and of those without one the old study.json."""
+    """Return where and when the runs were done, from their folders; for runs without one, from the old study.json."""
     stories, ends, old = [], [], False
     for result in results:
         folder = store.folder(result.key)
@@ -281,7 +281,7 @@ def _story(results: Sequence[Result], store: Store, command: str, before: Public
 
 
 def _remove_old_pictures(out: Path, names: set[str]) -> None:
-    """Remove pictures that the study drew when it was published before, and no longer does."""
+    """Remove pictures of the publication before that the study no longer draws."""
     try:
         before = json.loads((out / "study.json").read_text())["figures"]
     except (OSError, ValueError, KeyError):
@@ -299,7 +299,7 @@ def _mean(lines: Sequence[Mapping[str, float]], name: str) -> float | None:
 def write_attention(results: Sequence[Result], store: Store, out: Path, before: Publication) -> None:
     """Write row statistics and attention maps of a few image runs whose models are in the store.
 
-    If a model is not there, and its run was part of the publication before, the pictures of that stay.
+    If a model of the publication before is gone, its files stay as they are.
     """
     images = [result for result in finals(results) if isinstance(result, ImageResult)]
     looked = worth_a_look(images)
@@ -336,7 +336,7 @@ def _row_statistics(results: Sequence[ImageResult], store: Store) -> list[dict[s
 
 
 def _attention_maps(results: Sequence[ImageResult], store: Store) -> bytes:
-    """Draw where the models look, as SVG, whose letters and background turn dark."""
+    """Draw where the models look, as an SVG that follows the dark mode."""
     shown, image = {}, torch.empty(0)
     for result in results:
         trained = load(store.folder(result.key))
@@ -349,7 +349,7 @@ def _attention_maps(results: Sequence[ImageResult], store: Store) -> bytes:
 
 
 def _images(trained: TrainedImageModel, result: ImageResult, number: int) -> list[torch.Tensor]:
-    """Return so many test images as the model sees them, from the first on, spread evenly."""
+    """Return this many test images as the model sees them, spread evenly from the first."""
     source = data.load(result.data, "test", on_error=trained.config.on_error if trained.config else "raise")
     places = np.linspace(INDEX, len(source) - 1, number).round().astype(np.int64)
     with evaluation_batches(part(source, places), trained.transform, 8) as batches:

@@ -17,7 +17,7 @@ MOST = 10**30  # beyond the FLOPs of any run
 
 
 class Result:
-    """The result of a run. The classes of all kinds are dataclasses with these fields, and more."""
+    """The result of a run. Each kind is a dataclass with these fields and its own."""
 
     key: str
     status: Status
@@ -79,7 +79,7 @@ class Result:
         return result
 
     def check(self) -> None:
-        """Raise a ValueError if a value is none that a run can have."""
+        """Raise a ValueError for a value that no run can have."""
         check_fields(self)
         for column in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, column.name)
@@ -92,7 +92,7 @@ class Result:
 class TrainedResult(Result):
     """The result of a training.
 
-    Where it diverged or failed there is no score: whoever reads it says what that means.
+    A run that diverged or failed has no score; the reader decides what that counts for.
     alpha is φ's exponent of L; that of softmax, which has none, is 0.
     """
 
@@ -156,7 +156,7 @@ class ImageResult(TrainedResult):
 
     @property
     def label(self) -> str:
-        """The run in a few words; qk-norm is what the paper's runs have, so its absence is what is said."""
+        """The run in a few words. The paper's runs have qk-norm, so only its absence is named."""
         special = [*([] if self.qk_norm else ["no qk-norm"]), *([f"{self.gate} gate"] if self.gate else [])]
         special += [f"trial at {self.lr:g}"] if self.trial else []
         return ", ".join([self.phi, self.variant, *special, f"seed {self.seed}"])

@@ -1,4 +1,4 @@
-"""The runner: which runs of a grid are left, who works on them, what is shown meanwhile, and when to stop."""
+"""The runner: start the runs of a grid that are left, show their progress, and stop in time."""
 
 import re
 import statistics
@@ -31,13 +31,13 @@ class GridReport:
     finished: list[Result] = field(default_factory=list)
     """Outcomes since the call, also those that other processes brought."""
     left: list[Experiment] = field(default_factory=list)
-    """Runs without an outcome: stopped, beyond the budget, or ended without a word."""
+    """Runs without an outcome: stopped, beyond the budget, or crashed."""
     crashed: list[Experiment] = field(default_factory=list)
-    """Of these, those whose process ended without a word."""
+    """Those among them whose process crashed."""
 
     @property
     def exit_code(self) -> int:
-        """1 if a process ended without a word, or if nothing came of all that was tried; 0 otherwise."""
+        """1 if a process ended without an outcome, or if all new runs failed; 0 otherwise."""
         failed = bool(self.finished) and all(result.status == "failed" for result in self.finished)
         return 1 if self.crashed or failed else 0
 
@@ -108,7 +108,7 @@ def shard(runs: Sequence[Experiment], text: str | None) -> list[Experiment]:
 
 
 def share_left(run: Experiment, store: Store) -> float:
-    """Return how much of a run is still to do, from 1 to 0."""
+    """Return the share of a run that is left, from 1 to 0."""
     return 1 - min(metrics.last(store.folder(run.key)).get("step", 0) / run.steps, 1)
 
 
@@ -119,7 +119,7 @@ class _Active:
 
 
 class _Grid:
-    """The runs of a grid and what has become of each."""
+    """The runs of a grid and the state of each."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class _Grid:
 
     @property
     def done(self) -> int:
-        """Runs that have an outcome that stays."""
+        """Runs with a final outcome."""
         return self.before + len(self.finished)
 
     def collect(self, view: "ProgressView") -> None:
@@ -166,7 +166,7 @@ class _Grid:
                 view.say(f"{message} Its log: {self.store.log(key)}. The same command tries again.")
 
     def start_more(self) -> bool:
-        """Start as many runs as may go on at a time. False: nothing goes on, and nothing can be started or awaited."""
+        """Start as many runs as the limit allows; return False if none is running and none can be started."""
         now = time.monotonic()
         idle = not (self.working or self.elsewhere)
         if len(self.working) < self.launcher.limit and (idle or now >= self._look_at):
@@ -200,17 +200,17 @@ class _Grid:
         self.store.belongs([result.key], self.study)
 
     def seconds(self, run: Experiment) -> float:
-        """Return how long a run will still take."""
+        """Return the seconds that a run still needs."""
         return self.estimate.seconds(run, share_left(run, self.store))
 
     def seconds_left(self) -> float:
-        """Return how long all that is left will take."""
+        """Return the seconds until all runs are done."""
         running = [self.seconds(active.run) for active in self.working.values()]
         waiting = [self.estimate.seconds(run) for run in self.waiting]
         return max([(sum(running) + sum(waiting)) / self.launcher.limit, *running, *waiting], default=0.0)
 
     def working_now(self) -> list[tuple[Experiment, int]]:
-        """Return the runs that go on here, and the step of each."""
+        """Return the runs in progress here, and the step of each."""
         return [
             (active.run, metrics.last(self.store.folder(key)).get("step", 0)) for key, active in self.working.items()
         ]
@@ -250,14 +250,14 @@ class ProgressView:
         self.console.print(text)
 
     def finished(self, result: Result, done: int, seconds_left: float) -> None:
-        """Tell what came out of a run."""
+        """Print the outcome of a run."""
         left = f"; about {spell_time(seconds_left)} left" if done < self.total else ""
         self.say(f"{done}/{self.total}  {result.label}: {tell_outcome(result)}{left}")
 
     def show(
         self, done: int, working: Sequence[tuple[Experiment, int]], waiting: int, elsewhere: int, seconds_left: float
     ) -> None:
-        """Show what goes on, what is left, and when it will end."""
+        """Show the runs in progress, the number left, and the expected end."""
         self.done = done
         end = datetime.now() + timedelta(seconds=seconds_left)
         text = f"{len(working)} going on, {waiting} left, until about {end:%H:%M} ({spell_time(seconds_left)})"
@@ -281,7 +281,7 @@ class ProgressView:
 
 
 def tell_outcome(result: Result) -> str:
-    """Return what came out of a run, in a few words."""
+    """Return the outcome of a run in a few words."""
     if result.status == "done":
         return f"{result.summary} in {spell_time(result.seconds)}"
     return (

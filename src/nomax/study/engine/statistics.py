@@ -117,8 +117,8 @@ def best(values: Sequence[Sequence[float]], grid: Sequence[float]) -> Best:
 def chosen_elsewhere(values: Sequence[Sequence[float]], of_first: Sequence[bool]) -> list[float]:
     """Return the best of some places of a grid minus the best of the others, once for each seed.
 
-    Which places these are is chosen by the mean of the other seeds: the largest of noisy values, taken as it is, would
-    be too large, and the more so the more places there are to choose from.
+    The mean of the other seeds chooses these places. The largest of several noisy values would be an estimate that is
+    too large, the more so the more places there are.
     """
     curves, first = np.asarray(values, np.float64), np.asarray(of_first, bool)
     leads = []
@@ -148,7 +148,7 @@ def student(freedom: int) -> float:
 class Comparison:
     """A mean of differences, the bounds that its interval must clear to decide, and its noise between seeds.
 
-    It says how many seeds would do: those of a pilot, before a study runs, and those of an undecided verdict.
+    It gives the number of seeds that would decide, from a pilot before a study or from an undecided verdict.
     """
 
     mean: float
@@ -191,9 +191,9 @@ def comparison(
     weights: Sequence[float] | None = None,
     over: Literal["seeds", "settings"] = "seeds",
 ) -> Comparison | None:
-    """Return what is known of the mean of `pooled(cells)`, or `contrast` with weights, or `over_settings`.
+    """Return the mean of `pooled(cells)`, or of `contrast` with weights, or of `over_settings`, with its noise.
 
-    None if nothing has been repeated, so that the noise is not known.
+    None if nothing was repeated: then the noise is unknown.
     """
     entries = list(cells.values()) if weights is not None else list(repeated(cells).values())
     if over == "settings":
@@ -277,12 +277,12 @@ def over_settings(cells: Mapping[Cell, Sequence[float]]) -> Interval:
 
 
 def seeds(results: Sequence[TrainedResult]) -> list[int]:
-    """Return the seeds there are."""
+    """Return the seeds, in order."""
     return sorted({result.seed for result in results})
 
 
 def lengths(results: Sequence[TrainedResult]) -> list[int]:
-    """Return the sequence lengths there are, the shortest first."""
+    """Return the sequence lengths, the shortest first."""
     return sorted({result.tokens for result in results})
 
 

@@ -45,7 +45,7 @@ class Store:
         return sorted(path.parent.name for path in (self.place / "runs").glob(f"[!.]*/{OUTCOME}"))
 
     def read(self, key: str) -> Result | None:
-        """Return the result of a run; None if it is not over. A ValueError names an outcome that cannot be one."""
+        """Return the result of a run; None if it is not finished. A ValueError names an unreadable outcome."""
         path = self.folder(key) / OUTCOME
         try:
             if path.exists() and not path.is_file():  # a pipe would be waited for
@@ -62,7 +62,7 @@ class Store:
         return result
 
     def outcome(self, key: str) -> Result | None:
-        """Return the result of a run; None if it is not over, or if it cannot be read, which is told."""
+        """Return the result of a run; None if it is not finished, or with a warning if it cannot be read."""
         try:
             return self.read(key) or self.published.get(key)
         except ValueError as error:
@@ -70,14 +70,14 @@ class Store:
             return None
 
     def _tell(self, what: str, message: str) -> None:
-        """Say something once."""
+        """Print a warning, once."""
         if what not in self._told:
             print(f"nomax study: {message}", file=sys.stderr)
         self._told.add(what)
 
     @contextmanager
     def claim(self, key: str) -> Iterator[bool]:
-        """Hold a run, if nobody else does: says whether. The lock goes with the process, however that ends."""
+        """Try to claim a run, and yield True if that worked. The lock ends with the process, however that ends."""
         lock = FileLock(self.place / "runs" / f"{key}.lock", timeout=0)
         with suppress(Timeout):
             lock.acquire()
@@ -87,20 +87,20 @@ class Store:
             lock.release()
 
     def busy(self, key: str) -> bool:
-        """Return True if somebody works on a run just now."""
+        """Return True if a process holds a run now."""
         with self.claim(key) as free:
             return not free
 
     def publishing(self) -> FileLock:
-        """Return the lock that whoever writes a results folder must hold."""
+        """Return the lock to hold while writing a results folder."""
         return FileLock(self.place / "publish.lock")
 
     def finish(self, result: Result) -> None:
-        """Write the outcome of a run, complete or not at all. Whoever calls this holds the run."""
+        """Write the outcome of a run, complete or not at all. The caller holds the run."""
         _files.write(self.folder(result.key) / OUTCOME, result.to_json())
 
     def reopen(self, key: str) -> None:
-        """Take back the outcome of a run, to try it again. Whoever calls this holds the run."""
+        """Remove the outcome of a run, to try it again. The caller holds the run."""
         (self.folder(key) / OUTCOME).unlink(missing_ok=True)
         (self.folder(key) / STUDIES).unlink(missing_ok=True)
         with suppress(OSError):  # a run that failed before it began leaves nothing else, and must leave no folder
@@ -209,7 +209,7 @@ def _words(result: Result) -> str:
 
 @contextmanager
 def _aside(store: Store) -> Iterator[tuple[Path, Path]]:
-    """Make two folders in a store, for what is to come and for what gives way; both are gone at the end."""
+    """Make two folders in a store, for new runs and for those that they replace; both are removed at the end."""
     lock = FileLock(store.place / "merge.lock", timeout=0)
     try:
         lock.acquire()
@@ -228,7 +228,7 @@ def _aside(store: Store) -> Iterator[tuple[Path, Path]]:
 
 
 def _move(store: Store, new: Path, old: Path, sources: Mapping[str, Store]) -> list[str]:
-    """Put copied runs into their places, where an unfinished run gives way; if that fails, all is as it was."""
+    """Move copied runs into place, over unfinished ones; if that fails, undo it all."""
     moved: list[str] = []
     try:
         for key, source in sources.items():

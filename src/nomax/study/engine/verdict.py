@@ -1,4 +1,4 @@
-"""A verdict: a claim, what our runs say about it, in numbers, and at which scale they can say so."""
+"""Verdicts: what our runs say about a claim, in numbers, and at which scale."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -121,7 +121,7 @@ def spread(interval: Interval, digits: int = 3, signed: bool = False, unit: str 
 
 
 def plain(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return numbers as JSON has them: an interval is a list [mean, low, high], and what is not known is null."""
+    """Return numbers as plain JSON: an interval becomes a list [mean, low, high], and an unknown number null."""
     return {name: _plain(value) for name, value in numbers.items()}
 
 
@@ -157,7 +157,7 @@ def scale(results: Sequence[ImageResult], image_size: int) -> str:
 
 
 def basis(results: Sequence[TrainedResult], cells: Mapping[Cell, Sequence[float]], lost_counts: str = "chance") -> str:
-    """Return what a number rests on: "6 settings, 18 pairs, seeds 0, 1, 2"."""
+    """Say what a number rests on: "6 settings, 18 pairs, seeds 0, 1, 2"."""
     count, pairs = len(repeated(cells)), sum(map(len, repeated(cells).values()))
     words = f"{count} setting{'s' * (count != 1)}, {pairs} pair{'s' * (pairs != 1)}"
     lost, failed = (sum(result.status == status for result in results) for status in ("diverged", "failed"))
@@ -169,7 +169,7 @@ def basis(results: Sequence[TrainedResult], cells: Mapping[Cell, Sequence[float]
 
 
 def settled(outcome: Outcome, results: Sequence[Result]) -> Outcome:
-    """Return the outcome, but undecided if most of the runs did not come to their end."""
+    """Return the outcome, or undecided if most of the runs did not finish."""
     done = sum(result.status == "done" for result in results)
     return outcome if 2 * done >= len(results) else "undecided"
 
@@ -239,7 +239,7 @@ def settle(
     premises: Sequence[Premise] = (),
     comparisons: Mapping[str, Comparison | None] | None = None,
 ) -> Verdict:
-    """Return the verdict, undecided where a premise fails or most runs did not come to their end.
+    """Return the verdict, undecided where a premise fails or most runs did not finish.
 
     Its sentence then begins with the premise that failed. results: what the verdict rests on. comparisons: what the
     outcome hangs on, from which an undecided verdict says what would decide it.

@@ -1,4 +1,4 @@
-"""One run from beginning to end, train, measure and write the outcome: here, in processes, or as jobs of a cluster."""
+"""Do one run from beginning to end (train, measure, write the outcome): here, in processes, or as cluster jobs."""
 
 import errno
 import json
@@ -41,7 +41,7 @@ EVERY = 5.0  # seconds between notes of the time spent, which is all that a kill
 
 
 def run_in_process(run: Experiment, store: Path, command: str, retry: bool = False) -> None:
-    """Do one run in a process of its own, with one thread, and leave with its exit code. What it says goes to a log."""
+    """Do one run in this process, with one thread, and exit with its code. Its output goes to a log."""
     place = Store(store)
     with place.log(run.key).open("a", buffering=1) as log:
         sys.stdout = sys.stderr = log
@@ -58,11 +58,10 @@ def run_in_process(run: Experiment, store: Path, command: str, retry: bool = Fal
 
 
 class StopWithParent(Stop):
-    """Asked to stop by a signal, or by the death of the process that started this one, whoever has adopted it since."""
+    """A request to stop: a signal, or the death of the parent process."""
 
     @property
     def exit_code(self) -> int:
-        """As of Stop."""
         parent = multiprocessing.parent_process()
         orphaned = parent is not None and not parent.is_alive()
         return super().exit_code or (128 + signal.SIGTERM if orphaned else 0)
@@ -89,9 +88,9 @@ def run_to_outcome(
 
 
 def execute(run: Experiment, folder: Path, command: str, stop: Stop, console: Console) -> Result | None:
-    """Train and measure, and say what came out; None if asked to stop before the end, or if others train there.
+    """Train, measure and return the result; None if asked to stop, or if another process trains there.
 
-    That a run diverges or fails is a result like others. That the machine fails it (a full or broken disk, too little
+    A run that diverges or fails is a result like any other. A failure of the machine (a full or broken disk, too little
     memory) is not: the error is raised, and the run is left.
     """
     _load_kernels()
@@ -119,7 +118,7 @@ def execute(run: Experiment, folder: Path, command: str, stop: Stop, console: Co
 
 
 def is_machine_failure(error: Exception) -> bool:
-    """Return True if an error says something about the disk or the memory, and so nothing about the run."""
+    """Return True if an error is about the disk or the memory, and not about the run."""
     numbers = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
     message = str(error)  # safetensors puts the number into words
     in_words = any(f"(os error {number})" in message for number in numbers)
@@ -127,7 +126,7 @@ def is_machine_failure(error: Exception) -> bool:
 
 
 def remove_checkpoints(folder: Path) -> None:
-    """Keep of a run that is over what is small: its words, its numbers, its times and its model."""
+    """Remove the checkpoints of a finished run, and keep what is small."""
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
@@ -152,7 +151,7 @@ def _measured(run: Experiment, folder: Path, command: str, stop: Stop, console: 
 
 
 def _load_kernels() -> None:
-    """Load the kernels, or compile them, before the time is taken."""
+    """Load or compile the kernels before the clock starts."""
     try:
         cpu.instruction_set()
     except build.BuildError as error:
@@ -160,7 +159,7 @@ def _load_kernels() -> None:
 
 
 class Meter:
-    """The seconds that a run takes, by the clock and of CPU time, over all of its interruptions."""
+    """The seconds of a run, by the clock and of CPU time, across interruptions."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / SPENT
@@ -212,7 +211,7 @@ TIMEOUT = 24 * 60  # minutes that a job of a cluster may take, unless told other
 
 
 class Handle(Protocol):
-    """A run that somebody works on."""
+    """A run in progress."""
 
     def code(self) -> int | None:
         """Return its exit code, or None while it goes on."""
@@ -231,7 +230,7 @@ class Launcher(Protocol):
 
 
 class Processes:
-    """Each run in a process of its own, on this machine."""
+    """Start each run in its own process on this machine."""
 
     def __init__(self, store: Path, command: str, retry: bool, limit: int) -> None:
         self.arguments, self.limit = (store, command, retry), limit
@@ -246,7 +245,7 @@ class Processes:
 
 
 def _context() -> ForkServerContext | SpawnContext:
-    """Return how to start processes that share nothing with this one. On Linux a server imports torch once for all."""
+    """Return a way to start processes that share nothing with this one. On Linux a server imports torch once."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -268,7 +267,7 @@ class _Process:
 
 @dataclass(frozen=True)
 class ClusterJob:
-    """A run as submitit's jobs carry it. A job that is preempted or out of time is queued again and goes on."""
+    """A run as a job of submitit. A job that is preempted or out of time is queued again and resumes."""
 
     run: Experiment
     store: Path
@@ -282,14 +281,14 @@ class ClusterJob:
             return run_to_outcome(self.run, Store(self.store), self.command, stop, Console(), self.retry)
 
     def checkpoint(self) -> Any:
-        """Return what submitit queues again: the same job, which goes on from the last checkpoint."""
+        """Return the same job for submitit to queue again; it resumes from the last checkpoint."""
         import submitit
 
         return submitit.helpers.DelayedSubmission(self)
 
 
 class Submitit:
-    """Each run as a job of its own: of Slurm, or of whatever submitit finds (cluster=local tries it here)."""
+    """Start each run as a job of Slurm, or of whatever submitit finds (cluster=local tries it here)."""
 
     def __init__(self, store: Path, command: str, retry: bool, limit: int, settings: Mapping[str, Any]) -> None:
         try:
