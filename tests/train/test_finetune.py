@@ -1,6 +1,7 @@
 """`nomax finetune`: from a converted folder to a better one, with what came of it; killed, and on again."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import nomax
 from nomax import _compat
 from nomax.cli import main
+from nomax.train.distil.command import markdown
 
 WORDS = [f"w{number}" for number in range(60)]
 
@@ -141,3 +143,14 @@ def test_a_trained_model_learns_on_from_the_original(converted, corpus, tmp_path
     assert list(after) == ["original", "converted", "distilled"]
     assert after["converted"] == pytest.approx(before["distilled"], abs=1e-5)
     assert after["distilled"]["cosine at 55"] > before["distilled"]["cosine at 55"]
+
+
+def test_the_tables_on_the_page_are_those_of_the_results():
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "recover.md").read_text()
+    results = sorted((root / "results" / "convert").glob("minilm*/finetune.json"))
+    assert results
+    for file in results:
+        table = markdown(json.loads(file.read_text()))
+        assert table.partition("-->\n\n")[2] in page
+        assert table == file.with_suffix(".md").read_text()
