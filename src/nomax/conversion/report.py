@@ -3,7 +3,7 @@
 import io
 from dataclasses import dataclass
 
-from nomax.console import Console, Table
+from nomax.console import WIDE, Console, Table
 
 
 class ConversionError(ValueError):
@@ -55,5 +55,5 @@ class Report:
 
     def __str__(self) -> str:
         text = io.StringIO()
-        Console(file=text).print(self)
+        Console(file=text, width=WIDE).print(self)  # whatever the window is: nothing wraps
         return text.getvalue().rstrip("\n")
