@@ -1,6 +1,7 @@
 """`nomax finetune`: from a converted folder to a better one, with what came of it; killed, and on again."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import nomax
 from nomax import _compat
 from nomax.cli import main
+from nomax.train.distil.command import markdown
 
 WORDS = [f"w{number}" for number in range(60)]
 
@@ -89,6 +91,10 @@ def test_the_table_the_model_and_what_a_killed_run_leaves(converted, corpus, tmp
     assert again["stages"] == result["stages"]
     first, second = (nomax.from_pretrained(folder).state_dict() for folder in (out, other))
     assert all(torch.equal(first[name], second[name]) for name in first)
+    monkeypatch.setattr(module, "distil", None)  # a finished one has nothing left to do
+    capsys.readouterr()
+    assert command(converted, corpus, other, "--pairs", str(corpus)) == 0
+    assert f"{after:.4f}" in capsys.readouterr().out
 
 
 def test_only_calibration(converted, corpus, tmp_path):
@@ -100,6 +106,12 @@ def test_only_calibration(converted, corpus, tmp_path):
     model = nomax.from_pretrained(out)
     gains = result["calibration"]["layers"]["encoder.layer.0.attention.self.inner_attention"]["gain"]
     torch.testing.assert_close(model.encoder.layer[0].attention.self.inner_attention.gain, torch.tensor(gains))
+
+
+def test_smoke_takes_few_steps(converted, corpus, tmp_path):
+    assert main(["finetune", str(converted), "--data", str(corpus), "--out", str(tmp_path / "out"), "--smoke"]) == 0
+    result = json.loads((tmp_path / "out" / "finetune.json").read_text())
+    assert result["distillation"]["steps"][-1]["step"] == 3
 
 
 def test_wrong_options_say_what_to_do(converted, corpus, tmp_path, capsys):
@@ -117,3 +129,28 @@ def test_wrong_options_say_what_to_do(converted, corpus, tmp_path, capsys):
     assert command(converted, corpus, out, "--distil.steps", "0") == 0
     assert "another command" in complaint(converted, corpus, out, "--distil.steps", "3")
     assert "name the original with --teacher" in complaint(out, corpus, tmp_path / "e")
+
+
+def test_a_trained_model_learns_on_from_the_original(converted, corpus, tmp_path):
+    model = nomax.from_pretrained(converted)
+    nomax.revert(model)
+    original = tmp_path / "original"
+    model.save_pretrained(original)
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert command(converted, corpus, first) == 0
+    assert command(first, corpus, second, "--teacher", str(original)) == 0
+    before, after = (json.loads((folder / "finetune.json").read_text())["stages"] for folder in (first, second))
+    assert list(after) == ["original", "converted", "distilled"]
+    assert after["converted"] == pytest.approx(before["distilled"], abs=1e-5)
+    assert after["distilled"]["cosine at 55"] > before["distilled"]["cosine at 55"]
+
+
+def test_the_tables_on_the_page_are_those_of_the_results():
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "recover.md").read_text()
+    results = sorted((root / "results" / "convert").glob("minilm*/finetune.json"))
+    assert results
+    for file in results:
+        table = markdown(json.loads(file.read_text()))
+        assert table.partition("-->\n\n")[2] in page
+        assert table == file.with_suffix(".md").read_text()

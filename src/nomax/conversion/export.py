@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,8 @@ def export_onnx(
     """
     if opset_version is not None and opset_version < LEAST_OPSET:
         raise ValueError(f"opset_version={opset_version!r} must be at least {LEAST_OPSET}.")
+    if missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]:
+        raise ImportError(f"torch.onnx needs {' and '.join(missing)}: pip install onnx onnxscript")
     path = Path(path)
     training = model.training
     model.eval()

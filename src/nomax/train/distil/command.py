@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from nomax import __version__, _compat, _files
 from nomax.console import Console, Table
+from nomax.conversion import folders
 from nomax.conversion.calibrate import LayerFit, calibrate, inner_attentions
-from nomax.phi import ROW_MAPS
+from nomax.phi import ROW_MAPS, SOFTMAX, Phi
 from nomax.train.console import Bar
 from nomax.train.distil import texts
 from nomax.train.distil.distillation import DistilConfig, Step, distil, sentence_error
@@ -61,7 +62,8 @@ class Options:
     batch_tokens: int = 2048
     """Tokens in a batch, padding included."""
     calibration: Literal["in turn", "at once", "none"] = "in turn"
-    """Fit gains and shifts layer by layer, or every layer on the original's inputs, or not at all."""
+    """Fit gains and shifts layer by layer, or every layer on the original's inputs, or not at all, as where they are
+    learned already."""
     calibration_texts: int = 32
     """Texts to fit them on."""
     test_texts: int = 256
@@ -74,6 +76,8 @@ class Options:
     """Threads of the CPU; all cores if not given."""
     distil: DistilConfig = field(default_factory=DistilConfig)
     """How to distil; --distil.steps 0 only calibrates."""
+    smoke: bool = False
+    """Shrink everything to seconds, only to check that it works."""
 
 
 def run(options: Options) -> int:
@@ -82,7 +86,12 @@ def run(options: Options) -> int:
     try:
         if options.threads:
             torch.set_num_threads(options.threads)
-        Recipe(options, console).run()
+        recipe = Recipe(_shrunk(options) if options.smoke else options, console)
+        if not recipe.result.get("finished"):
+            recipe.open()
+            recipe.run()
+        console.print(table(recipe.result))
+        console.print(f"The model and {RESULT} are in {recipe.out}.")
     except (ValueError, OSError, ImportError) as error:
         print(f"nomax finetune: {error}", file=sys.stderr)
         return 2
@@ -93,20 +102,21 @@ class Recipe:
     """One run of the recipe: its models, its texts and what is known so far."""
 
     def __init__(self, options: Options, console: Console) -> None:
-        import nomax
-
-        tokenizers = _compat.transformers()
         self.options, self.console = options, console
         self.out = options.out or options.folder.with_name(f"{options.folder.name}-finetuned")
         if self.out.resolve() == options.folder.resolve():
             raise ValueError(f"--out {self.out} is the model itself, which stays as it is: name another folder.")
         self.settings = _settings(options)
         self.result = self._known()
-        self.student: nn.Module = nomax.from_pretrained(options.folder)
-        self.teacher: nn.Module = nomax.from_pretrained(options.teacher or options.folder)
+
+    def open(self) -> None:
+        """Load the models and the texts."""
+        options, tokenizers = self.options, _compat.transformers()
+        self.student: nn.Module = folders.from_pretrained(options.folder)
+        self.teacher = _original(options.teacher or options.folder)
         self.tokenizer = tokenizers.AutoTokenizer.from_pretrained(options.folder)
         self._check()
-        _to_softmax(self.teacher)
+        self.learned = any(layer.gain is not None for layer in inner_attentions(self.student).values())
         read = partial(texts.documents, options.data, language=options.language, tokenizer=self.tokenizer)
         self.train_documents = read(split="train")
         special = len(self.tokenizer("")["input_ids"])
@@ -118,15 +128,13 @@ class Recipe:
         """Measure, calibrate, measure, distil, measure, save; what is known already is not done again."""
         self._stage(ORIGINAL, self.teacher)
         self._stage(CONVERTED, self.student)
-        if self.options.calibration != "none":
+        if self.options.calibration != "none" and not self.learned:
             self._calibrate()
             self._stage(CALIBRATED, self.student)
         if self.options.distil.steps:
             self._distil()
             self._stage(DISTILLED, self.student)
         self._save()
-        self.console.print(table(self.result))
-        self.console.print(f"The model and {RESULT} are in {self.out}.")
 
     def _known(self) -> dict[str, Any]:
         path = self.out / RESULT
@@ -241,6 +249,7 @@ class Recipe:
     def _save(self) -> None:
         self.student.eval().save_pretrained(self.out)  # type: ignore[operator]
         self.tokenizer.save_pretrained(self.out)
+        self.result["finished"] = True
         self._write()
         _files.write(self.out / TABLE, markdown(self.result))
         for path in sorted((self.out / CHECKPOINTS).glob("step-*")):
@@ -292,23 +301,32 @@ def spelled(options: Options) -> str:
     return shlex.join(words)
 
 
+def _shrunk(options: Options) -> Options:
+    few = {"length": 32, "batch_tokens": 256, "calibration_texts": 2, "test_texts": 2, "pairs": None}
+    return replace(options, **few, distil=replace(options.distil, steps=3))  # type: ignore[arg-type]
+
+
 def _settings(options: Options) -> dict[str, Any]:
     """Return what a result depends on, as plain data."""
     settings = asdict(options)
-    for name in ("out", "threads"):
+    for name in ("out", "smoke", "threads"):
         del settings[name]
     plain = {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
     return plain | {"data": list(options.data)}
 
 
-def _to_softmax(model: nn.Module) -> None:
-    """Turn a converted model into its original, for as long as it lives."""
-    from nomax.phi import SOFTMAX, Phi
-
-    for layer in inner_attentions(model).values():
-        layer.phi = Phi(SOFTMAX)
-        layer.gain = layer.shift = layer.query_norm = layer.key_norm = None
-    model.requires_grad_(False)
+def _original(folder: Path) -> nn.Module:
+    """Load the original of a converted model, from its own folder or from that of the converted one."""
+    settings = folders.config_of(folders.found(folder))
+    if folders.KEY not in settings:
+        model = folders.load_original(folders.found(folder), settings)
+    else:
+        model = folders.from_pretrained(folder)
+        for layer in inner_attentions(model).values():
+            layer.phi = Phi(SOFTMAX)
+            layer.gain = layer.shift = layer.query_norm = layer.key_norm = None
+    original: nn.Module = model.requires_grad_(False).eval()
+    return original
 
 
 def _numbers(fit: LayerFit) -> dict[str, list[float]]:
