@@ -116,6 +116,8 @@ def test_every_command_can_be_given(command):
         # What is not accepted ends the program.
         module, _, options = COMMANDS[name][0].partition(":")
         parsed(name, getattr(import_module(module), options or "Options"), arguments)
+    elif words[0] == "python":
+        assert (ROOT / words[1]).is_file()
     else:
         assert words[0] in ("pip", "source")
 

@@ -106,9 +106,8 @@ def main() -> None:
     import triton
 
     print("nomax on a GPU: please send this to https://github.com/nomax/nomax/issues")
-    print(
-        f"nomax {nomax.__version__}, torch {torch.__version__}, triton {triton.__version__}, Python {sys.version.split()[0]}"
-    )
+    versions = f"nomax {nomax.__version__}, torch {torch.__version__}, triton {triton.__version__}"
+    print(f"{versions}, Python {sys.version.split()[0]}")
     print(f"{options.device}: {'interpreted' if options.smoke else module.get_device_properties(0)}\n")
     code = 0
     if not options.no_tests:

@@ -15,6 +15,7 @@ from semantics import (
     D,
     close,
     on_every_backend,
+    on_gpu,
     tensors,
 )
 from torch.nn.attention.bias import causal_lower_right
@@ -153,6 +154,8 @@ LONG = {
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_neither_overflows_nor_loses_before_the_factor_1_over_l(dtype, kind, phi, backend):
     """Sums of 4,096 weights of about 8 with moderate exact results; all terms are positive, so nothing cancels."""
+    if backend == "triton" and not on_gpu and (phi != "relu/L" or dtype != torch.float16):
+        pytest.skip("takes a minute in Triton's interpreter")
     rows = kind == "plain" and phi != "identity/L"
     query = torch.rand(1, 2, 30, 64).add(0.5).to(dtype)
     key = torch.rand(1, 1 if kind == "groups" else 2, 4096, 64).add(0.5).to(dtype)
