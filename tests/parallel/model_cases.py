@@ -67,6 +67,7 @@ def one_vit(mesh, schedule, **settings):
         (logits * weight).sum().backward()
         (expected * weight).sum().backward()
         mean_gradients_close(model, alone, mesh)
+    close(copy.deepcopy(model)(images()), alone(images()))  # as a moving average of the weights is made
 
 
 def in_half_precision(mesh):
