@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+import nomax
 from nomax.models import ReLUFormer, ViT
 from nomax.parallel import Layout, parallelize, split, total
 
@@ -67,6 +68,7 @@ def one_vit(mesh, schedule, **settings):
         (logits * weight).sum().backward()
         (expected * weight).sum().backward()
         mean_gradients_close(model, alone, mesh)
+    close(copy.deepcopy(model)(images()), alone(images()))  # as a moving average of the weights is made
 
 
 def in_half_precision(mesh):
@@ -94,6 +96,47 @@ def one_reluformer(mesh, schedule, **settings):
         for x, y in zip(*results, strict=True):
             close(x, y)
         mean_gradients_close(model, alone, mesh)
+
+
+class InnerAttention(torch.nn.Module):
+    """What stands between projections, as in converted models."""
+
+    split = None
+
+    def forward(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None):
+        operation = nomax.attention if self.split is None else self.split.attention
+        return operation(query, key, value, attn_mask, dropout_p, is_causal, scale, phi="relu/L")
+
+
+class ForeignLayer(torch.nn.Module):
+    """A layer in the manner of transformers: named inputs, a mask of all queries, and a tuple."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.inner_attention = torch.nn.Linear(8, 24), InnerAttention()
+
+    def forward(self, hidden_states, attention_mask):
+        query, key, value = self.qkv(hidden_states).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        heads = self.inner_attention(query, key, value, attention_mask, 0.0, False, 0.5)
+        return hidden_states + heads.transpose(1, 2).flatten(2), None
+
+
+def foreign(mesh, placement):
+    """Layers that are not ours."""
+    torch.manual_seed(0)
+    alone = torch.nn.ModuleList(ForeignLayer() for _ in range(2)).double()
+    model = copy.deepcopy(alone)
+    parallelize(model, mesh, layers=list(model), placement=placement)
+    x, mask = torch.randn(2, 11, 8, dtype=torch.float64), torch.ones(11, 11, dtype=torch.bool).tril()
+    results = []
+    for layers in (model, alone):
+        y = x
+        for layer in layers:
+            y, _ = layer(hidden_states=y, attention_mask=mask)
+        y.square().sum().backward()
+        results.append(y)
+    close(*results)
+    mean_gradients_close(model, alone, mesh)
 
 
 def own_logits(mesh):
@@ -146,7 +189,7 @@ def refused(mesh):
         parallelize(torch.nn.Linear(2, 2), mesh)
     with pytest.raises(ValueError, match="nothing to pool"):
         parallelize(vit(), mesh, gather_output=False)
-    with pytest.raises(ValueError, match=r"no nomax\.nn\.Attention"):
+    with pytest.raises(ValueError, match="no attention that can be split"):
         parallelize(torch.nn.Linear(2, 2), mesh, layers=[torch.nn.Linear(2, 2)])
     text = parallelize(reluformer(encoder_layers=0), mesh)
     with pytest.raises(ValueError, match="takes no cache"), torch.no_grad():
@@ -173,6 +216,8 @@ def cases(mesh) -> dict[str, Callable[[], None]]:
         everything |= {f"ViT, {name} ({schedule})": partial(one_vit, mesh, schedule, **s) for name, s in vits.items()}
         everything |= {f"{name} ({schedule})": partial(one_reluformer, mesh, schedule, **s) for name, s in text.items()}
     everything["autocast"] = partial(in_half_precision, mesh)
+    everything["foreign layers"] = partial(foreign, mesh, "contiguous")
+    everything["foreign layers, zigzag"] = partial(foreign, mesh, "zigzag")
     everything["own logits"] = partial(own_logits, mesh)
     everything["data × sequence, DDP"] = partial(with_data_parallelism, mesh, "ddp")
     everything["data × sequence, FSDP2"] = partial(with_data_parallelism, mesh, "fsdp")

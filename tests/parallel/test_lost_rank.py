@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
 CASES = ["dies-ring-forward", "dies-ring-backward", "dies-reduce-forward", "dies-reduce-backward", "stops-ring-forward"]
 
 

@@ -22,6 +22,7 @@ def outcomes(request, tmp_path_factory):
     return groups.start("attention_cases", request.param, tmp_path_factory.mktemp("ranks"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_ranks_compute_what_one_process_does(outcomes, name):
     assert outcomes[name] == "", outcomes[name]

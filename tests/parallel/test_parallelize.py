@@ -4,6 +4,8 @@ import groups
 import model_cases
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 class _Mesh:
     """Enough of a mesh to name the cases."""

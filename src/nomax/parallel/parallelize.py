@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from nomax.models import ReLUFormer, ViT
-from nomax.nn import Attention
 from nomax.nn.layers import angles
 from nomax.ops.problem import Rows
 from nomax.parallel.api import ScheduleName, attention, gather
@@ -43,7 +42,9 @@ def parallelize(
     gather_output: False leaves the last layer's output split, for models whose output has a place for each token. Then
         a rank's logits are those of its own tokens: `split` cuts the labels alike, and `total` adds up the losses.
     layers: the layers between which to split, for models other than ViT and ReLUFormer: they take and return [batch,
-        positions, dim] first, one after the other, and attend with nomax.nn.Attention, each to itself.
+        positions, dim], first or as `hidden_states`, one after the other, and attend, each to itself, with
+        nomax.nn.Attention or any module that has an attribute `split` and uses it as that one does. A mask may have
+        the rows of all ranks; positions that layers are told of otherwise must be those of this rank.
     placement: "zigzag" gives each rank as much of causal attention. ReLUFormer's decoder always has it.
     """
     ranks = Ranks(mesh)
@@ -66,17 +67,19 @@ def parallelize(
     source: SplitSequence | None = None
     for members, chosen, gathers in stacks:
         sequence = SplitSequence(ranks, chosen, schedule)
-        attentions = [module for layer in members for module in layer.modules() if isinstance(module, Attention)]
+        attentions: list[Any] = [module for layer in members for module in layer.modules() if hasattr(module, "split")]
         if not attentions:
-            raise ValueError(f"no nomax.nn.Attention was found in the layers of {type(model).__name__}.")
+            raise ValueError(
+                f"the layers of {type(model).__name__} have no attention that can be split, such as nomax.nn.Attention."
+            )
         for module in attentions:
             if module.split is not None:
                 raise ValueError("the sequences of this model are split already: parallelize it once.")
-            keys = sequence if module.context_dim is None else source
+            keys = sequence if getattr(module, "context_dim", None) is None else source
             if keys is None:
                 raise ValueError("cross-attention needs a context whose split is known, as in ReLUFormer.")
             module.split = SplitSelfOrCross(sequence, keys)
-        members[0].register_forward_pre_hook(sequence.enter)
+        members[0].register_forward_pre_hook(sequence.enter, with_kwargs=True)
         if gathers:
             members[-1].register_forward_hook(sequence.leave)
         source = sequence
@@ -90,14 +93,19 @@ class SplitSequence:
         self.ranks, self.placement, self.schedule = ranks, placement, schedule
         self.layout = Layout.contiguous(0, ranks.size)
 
-    def enter(self, layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def enter(
+        self, layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Take this rank's positions of the whole sequence [batch, positions, dim]."""
-        whole, *others = inputs
+        whole: Tensor = inputs[0] if inputs else named["hidden_states"]
         self.layout = LAYOUTS[self.placement](whole.shape[1], self.ranks.size)
-        return self.layout.local(whole, self.ranks.rank, 1), *others
+        own = self.layout.local(whole, self.ranks.rank, 1)
+        return ((own, *inputs[1:]), named) if inputs else ((), named | {"hidden_states": own})
 
-    def leave(self, layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+    def leave(self, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
         """Gather the positions of all ranks."""
+        if isinstance(output, tuple):
+            return gather(output[0], self.ranks.mesh, 1, self.layout), *output[1:]
         return gather(output, self.ranks.mesh, 1, self.layout)
 
 
@@ -107,12 +115,21 @@ class SplitSelfOrCross:
     def __init__(self, queries: SplitSequence, keys: SplitSequence) -> None:
         self.queries, self.keys = queries, keys
 
-    def attention(self, *inputs: Any, **settings: Any) -> Any:
+    def attention(
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *others: Any, **settings: Any
+    ) -> Any:
+        layout, rank = self.queries.layout, self.queries.ranks.rank
+        if attn_mask is not None and attn_mask.dim() > 1 and attn_mask.shape[-2] == layout.length > 1:
+            attn_mask = layout.local(attn_mask, rank, -2)
         return attention(
-            *inputs,
+            query,
+            key,
+            value,
+            attn_mask,
+            *others,
             mesh=self.queries.ranks.mesh,
             schedule=self.queries.schedule,
-            layout=self.queries.layout,
+            layout=layout,
             key_layout=self.keys.layout,
             **settings,
         )
