@@ -1,9 +1,10 @@
-"""sparsemax and entmax15 as φ, row by row against the root finding of the entmax package, and in words."""
+"""softmax in training; sparsemax and entmax15 as φ, row by row against the root finding of the entmax package."""
 
 import importlib
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 
 import entmax
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor
 import nomax
 from nomax import Phi
 from nomax.nn import Attention
+from nomax.ops import row_maps
 
 POWERS = {"sparsemax": 2.0, "entmax15": 1.5}
 B, HEADS, QUERIES, KEYS, D, DV = 2, 4, 5, 7, 8, 6
@@ -258,3 +260,27 @@ def test_the_package_is_imported_when_it_is_needed_and_not_before() -> None:
         "print('entmax' in sys.modules); nomax.attention(q, q, q, phi='sparsemax'); print('entmax' in sys.modules)"
     )
     assert subprocess.check_output([sys.executable, "-c", program], text=True).split() == ["False", "True"]
+
+
+@pytest.mark.parametrize("keys", [row_maps.SHORT - 1, row_maps.SHORT + 1])
+@pytest.mark.parametrize("masked", [False, True])
+def test_softmax_trains_in_half_precision_at_least_as_exactly_as_pytorch(keys: int, masked: bool) -> None:
+    generator = torch.Generator().manual_seed(keys)
+    exact = [torch.randn(2, 2, length, 16, generator=generator) for length in (5, keys, keys)]
+    bias = torch.randn(5, keys, generator=generator).bfloat16() if masked else None
+    weight = torch.randn(2, 2, 5, 16, generator=generator)
+
+    def results(attention: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
+        # Every precision starts from the same rounded inputs.
+        inputs = [x.bfloat16().to(dtype).requires_grad_() for x in exact]
+        out = attention(*inputs, None if bias is None else bias.to(dtype))
+        assert out.dtype == dtype
+        return [out, *torch.autograd.grad((out * weight.to(dtype)).sum(), inputs)]
+
+    oracle = results(F.scaled_dot_product_attention, torch.float64)
+    theirs = results(F.scaled_dot_product_attention, torch.bfloat16)
+    ours = results(lambda *tensors: nomax.attention(*tensors, phi="softmax"), torch.bfloat16)
+    for wanted, peer, actual in zip(oracle, theirs, ours, strict=True):
+        if keys > row_maps.SHORT:
+            assert torch.equal(actual, peer)
+        assert (actual - wanted).abs().max() <= (peer - wanted).abs().max()

@@ -1,6 +1,7 @@
 """Maps of whole rows of scores, for comparison: PyTorch's own softmax attention, and the maps of the entmax package."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 from nomax.ops.problem import Problem, Rows, as_it_is, below, hidden, wide
 from nomax.phi import SOFTMAX
 
+SHORT = 256  # keys, up to which PyTorch's backward on a CPU is faster in float32 than in half precision
+
 
 def attend(problem: Problem) -> tuple[Tensor, Rows | None]:
     """Attend with a row map; packed sequences one after the other."""
@@ -17,19 +20,36 @@ def attend(problem: Problem) -> tuple[Tensor, Rows | None]:
         outs, statistics = zip(*map(attend, parts), strict=True)
         joined = Rows(*(torch.cat(each, dim=2) for each in zip(*statistics, strict=True))) if problem.rows else None
         return torch.cat(outs, dim=2), joined
-    query, key, value = problem.query, problem.key, problem.value
+    query, value = problem.query, problem.value
     if problem.activation == SOFTMAX:
-        out = F.scaled_dot_product_attention(
-            query, key, value, problem.mask, problem.dropout, problem.diagonal is not None,
-            scale=problem.scale, enable_gqa=True,
-        )  # fmt: skip
-        return out, rows(problem) if problem.rows else None
+        return _softmax(problem), rows(problem) if problem.rows else None
     weights = _weights(problem)
     # The matrix is there anyway, and so is float32, which costs less than half precision does on most CPUs.
     with as_it_is(query):
         wider = value.to(weights.dtype).repeat_interleave(query.shape[1] // max(value.shape[1], 1), dim=1)
         out = F.dropout(weights, problem.dropout) @ wider
     return out.to(query.dtype), _statistics(weights) if problem.rows else None
+
+
+def _softmax(problem: Problem) -> Tensor:
+    """Return PyTorch's own attention; of short sequences in training on a CPU computed in float32, which is faster."""
+    tensors, mask = (problem.query, problem.key, problem.value), problem.mask
+    dtype = problem.query.dtype
+    learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    short = problem.query.is_cpu and problem.key.shape[2] <= SHORT
+    if short and learns and dtype in (torch.float16, torch.bfloat16):
+        query, key, value = (tensor.float() for tensor in tensors)
+        mask = mask.float() if mask is not None and mask.is_floating_point() else mask
+        with as_it_is(query):
+            return _pytorch(replace(problem, query=query, key=key, value=value, mask=mask)).to(dtype)
+    return _pytorch(problem)
+
+
+def _pytorch(problem: Problem) -> Tensor:
+    return F.scaled_dot_product_attention(
+        problem.query, problem.key, problem.value, problem.mask, problem.dropout, problem.diagonal is not None,
+        scale=problem.scale, enable_gqa=True,
+    )  # fmt: skip
 
 
 def rows(problem: Problem) -> Rows:
