@@ -66,7 +66,7 @@ def _import_error() -> str | None:
     try:
         import_module("triton")
     except Exception as error:  # a triton for another torch or driver may fail in its own ways
-        return f"triton cannot be imported ({error}); pip install 'nomax[triton]' installs it"
+        return f"triton cannot be imported ({error}); pip install triton installs it"
     return None
 
 
