@@ -9,7 +9,7 @@ from torch import nn
 
 import nomax
 from nomax.nn import InnerAttention
-from nomax.train.distil import texts
+from nomax.train.distil import distillation, texts
 from nomax.train.distil.distillation import (
     DistilConfig,
     blocks,
@@ -119,6 +119,16 @@ def test_the_end_may_count_the_output_only():
     first, last = distil(student, teacher, batches(2), DistilConfig(steps=2, last_share=0.5))
     assert first.loss > first.output
     assert last.loss == last.output
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_bfloat16_only_where_the_cpu_is_fast_at_it(slow, monkeypatch):
+    monkeypatch.setattr(distillation, "SLOW", {torch.bfloat16} if slow else set())
+    losses = []
+    for precision in ("auto", "float32" if slow else "bfloat16"):
+        torch.manual_seed(0)
+        losses.append(distil(*pair(), batches(1), DistilConfig(steps=1, precision=precision))[0].loss)
+    assert losses[0] == losses[1]
 
 
 def test_a_loss_that_is_not_finite_stops():

@@ -14,6 +14,7 @@ from torch.optim import AdamW
 
 from nomax._files import to_json
 from nomax.conversion.calibrate import as_softmax, call_model, inner_attentions
+from nomax.nn.layers import SLOW
 from nomax.phi import ROW_MAPS
 from nomax.train import checkpoints
 from nomax.train.nonfinite import NonFiniteError
@@ -45,8 +46,8 @@ class DistilConfig:
     """In this share of the steps, the last ones, only the output counts: a short fine-tune."""
     layers: Literal["together", "in turn"] = "together"
     """All layers at once; or one after the other, those to come still with softmax."""
-    precision: Literal["bfloat16", "float32"] = "bfloat16"
-    """Of products, by autocast; the weights stay in float32."""
+    precision: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Of products, by autocast; the weights stay in float32. auto: bfloat16, unless this CPU is slow at it."""
     checkpoint_every: int = 50
     """Steps between checkpoints."""
 
@@ -106,7 +107,8 @@ def distil(
     begun = time.monotonic() - (history[-1].seconds if history else 0.0)
     positions = history[-1].positions if history else 0
     device = next(student.parameters()).device.type
-    bfloat16 = config.precision == "bfloat16"
+    slow = device == "cpu" and torch.bfloat16 in SLOW
+    bfloat16 = config.precision == "bfloat16" or (config.precision == "auto" and not slow)
     warmup = min(config.warmup, config.steps // 4)
     for step, batch in enumerate(islice(batches, len(history), config.steps), len(history)):
         for group in optimiser.param_groups:
