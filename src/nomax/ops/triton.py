@@ -218,8 +218,12 @@ def candidates(kernel: str, dtype: torch.dtype, width: int) -> list[Config]:
                 return [Config(128, 64, 8, 3), Config(128, 128, 8, 2), Config(64, 64, 4, 2)]
             return [Config(128, 64, 8, 2), Config(64, 32, 4, 2)]
         return [Config(64, 64, 4, 2), Config(64, 32, 4, 2)] if width <= 64 else [Config(32, 32, 4, 2)]
-    if not half or width > 128:
-        return [Config(32, 32, 4, 1)] if not half else [Config(64, 32, 8, 1), Config(32, 32, 4, 1)]
+    if not half:
+        return [Config(32, 32, 4, 1)]
+    if width > 128:  # 64 of what a program owns, since the tensor instructions of newer GPUs take no less
+        if kernel == "key_gradients":
+            return [Config(32, 64, 8, 2), Config(32, 64, 8, 1), Config(32, 32, 4, 1)]
+        return [Config(64, 32, 8, 2), Config(32, 32, 4, 1)]
     if width > 64:
         return [Config(64, 64, 8, 1), Config(64, 32, 4, 2), Config(64, 64, 4, 1)]
     if kernel == "key_gradients":
