@@ -2,7 +2,7 @@
 
 import pytest
 
-from nomax.parallel.measure import LAYERS, Machine, modelled
+from nomax.parallel.measure import EXACT, LAYERS, ROUNDED, Machine, errors, modelled
 from nomax.parallel.peers import WAYS
 from nomax.study.images import sequence_parallel
 from nomax.study.images.sequence_parallel import RingError, SplitCost
@@ -23,8 +23,9 @@ def results(softmax_gathers=2):
             numbers[f"{phi}, {schedule}"] = (gathers, 1, 0, 0, 1, ranks, 1e6, 2e6)
             numbers[f"{phi}, {schedule}: seconds"] = (0.003, 0.001, 0.002)
         rows.append(SplitCost(ranks).result("done", numbers=numbers))
-    errors = {"softmax": (1e-3, 2e-3, 4e-3), "relu/L": (1e-3, 1e-3, 1e-3)}
-    return [*rows, RingError(most=4).result("done", numbers=errors)]
+    growth = {f"{phi}, {EXACT}": (1e-3, 1e-3, 1e-3) for phi in ("softmax", "relu/L")}
+    growth |= {f"softmax, {ROUNDED}": (1e-3, 2e-3, 4e-3), f"relu/L, {ROUNDED}": (1e-3, 2e-3, 3e-3)}
+    return [*rows, RingError(most=4).result("done", numbers=growth)]
 
 
 @pytest.mark.parametrize(("gathers", "outcome"), [(2, "reproduced"), (1, "contradicted"), (0, "contradicted")])
@@ -32,7 +33,14 @@ def test_it_is_judged_by_the_gathers_of_each_schedule(gathers, outcome):
     (verdict,) = sequence_parallel.verdicts(results(gathers), SETUP)
     assert verdict.verdict == outcome
     assert f"keys stay: 1 and {gathers}" in verdict.sentence
-    assert "1.00 times the error of one process with relu/L, and 4.00 times with softmax" in verdict.sentence
+    assert "1.00 (relu/L, parts in float32), 4.00 (softmax, parts in bfloat16)" in verdict.sentence
+
+
+def test_errors_of_rings_follow_the_precision_of_parts():
+    line = errors(64, 4, seeds=(0,))
+    for phi in ("softmax", "relu/L"):
+        assert line[f"{phi}, {EXACT}"][4] == pytest.approx(line[f"{phi}, {EXACT}"][1], rel=0.01)
+        assert line[f"{phi}, {ROUNDED}"][4] > line[f"{phi}, {EXACT}"][4]
 
 
 def test_without_runs_nothing_is_judged():
@@ -44,11 +52,11 @@ def test_without_runs_nothing_is_judged():
 def test_figures_are_drawn_from_results(rows):
     for figure in sequence_parallel.figures(rows, SETUP):
         assert b"<svg" in figure.render(".svg")
-    costs, errors, model = sequence_parallel.figures(rows, SETUP)
+    costs, ring, model = sequence_parallel.figures(rows, SETUP)
     assert len(model.table.rows) == len(LAYERS) * 3 * 6
     if rows:
         assert (4, "softmax", "keys stay", 2, 2, 4, 3.0, 2.0) in costs.table.rows
-        assert ("softmax", 4, 0.004) in errors.table.rows
+        assert ("softmax, parts in bfloat16", 4, 0.004) in ring.table.rows
 
 
 def test_a_smoke_test_is_small():

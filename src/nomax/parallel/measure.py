@@ -142,16 +142,20 @@ def _rank(rank: int, ranks: int, length: int, rounds: int, dtype: str, folder: s
     dist.destroy_process_group()
 
 
-def errors(length: int = 1024, most: int = MOST_RANKS, seeds: Sequence[int] = range(3)) -> dict[str, dict[int, float]]:
-    """Return the relative error of a ring in bfloat16, by φ and number of ranks, which are simulated.
+ROUNDED, EXACT = "parts in bfloat16", "parts in float32"
 
-    It is the norm of the difference from float64 over that of the result. Softmax's partial results are
-    merged by torch's own class.
+
+def errors(length: int = 1024, most: int = MOST_RANKS, seeds: Sequence[int] = range(3)) -> dict[str, dict[int, float]]:
+    """Return the relative error of a ring in bfloat16, by φ, precision of parts and number of (simulated) ranks.
+
+    It is the norm of the difference from float64 over that of the result. Both φ are computed both ways, to tell what
+    comes from the φ and what from the precision: torch's ring rounds parts to bfloat16, ours computes them in float32.
+    Softmax's parts are merged by torch's own class, relu/L's are added up in float32.
     """
     from torch.distributed.tensor.experimental._context_parallel._attention import _SDPAMerger
 
     rings = [2**i for i in range(int(math.log2(most)) + 1)]
-    norms: dict[str, dict[int, list[float]]] = {phi: {ranks: [] for ranks in rings} for phi in (SOFTMAX, PHI)}
+    norms: dict[str, dict[int, list[float]]] = {}
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
         query, key, value = torch.randn(3, BATCH, HEADS, length, DIM, generator=generator).bfloat16().unbind(0)
@@ -160,16 +164,20 @@ def errors(length: int = 1024, most: int = MOST_RANKS, seeds: Sequence[int] = ra
         for ranks in rings:
             layout = Layout.contiguous(length, ranks)
             problem = SplitProblem(phi=Phi.parse(PHI), queries=Layout.sized([length]), keys=layout, scale=DIM**-0.5)
-            sums, merger = Sums(query, value, rows=False), _SDPAMerger(convert_to_f32=True, seq_dim=2)
-            for rank in range(ranks):
-                part = layout.local(key, rank, 2), layout.local(value, rank, 2)
-                problem.forward(sums, query, *part, (0, rank))
-                out, logarithm = flash(query, *part)
-                merger.step(out, logarithm, partial=False)
-            outs = {PHI: sums.results(torch.bfloat16)[0], SOFTMAX: merger.results()[0]}
-            for phi, out in outs.items():
-                norms[phi][ranks].append(float((out.double() - exact[phi]).norm() / exact[phi].norm()))
-    return {phi: {ranks: statistics.fmean(each) for ranks, each in rows.items()} for phi, rows in norms.items()}
+            for precision, dtype in ((ROUNDED, torch.bfloat16), (EXACT, torch.float32)):
+                sums, merger = Sums(query, value, rows=False), _SDPAMerger(convert_to_f32=True, seq_dim=2)
+                for rank in range(ranks):
+                    part = [layout.local(x, rank, 2) for x in (key, value)]
+                    one = Sums(query, value, rows=False)
+                    problem.forward(one, query, part[0], part[1], (0, rank))
+                    sums.all += one.all.to(dtype)
+                    out, logarithm = flash(*(x.to(dtype) for x in (query, *part)))
+                    merger.step(out, logarithm, partial=False)
+                outs = {PHI: sums.all.bfloat16(), SOFTMAX: merger.results()[0].bfloat16()}
+                for phi, out in outs.items():
+                    error = float((out.double() - exact[phi]).norm() / exact[phi].norm())
+                    norms.setdefault(f"{phi}, {precision}", {}).setdefault(ranks, []).append(error)
+    return {name: {ranks: statistics.fmean(each) for ranks, each in line.items()} for name, line in norms.items()}
 
 
 @dataclass(frozen=True)

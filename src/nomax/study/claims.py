@@ -137,7 +137,7 @@ CLAIMS: dict[str, Claim] = {
         Claim(
             "W-parallel",
             "relu/L can be parallelised over the sequence with fewer gathers than softmax.",
-            f"{VISION}, abstract and Fig. 1",
+            f"{VISION}, caption of Fig. 1",
             FASTER,
             "Said without a number or a measurement.",
             NO_PREMISE,
