@@ -70,7 +70,7 @@ CLAIMS: dict[str, Claim] = {
         ),
         Claim(
             "W-degrade",
-            "Without length scaling accuracy degrades, more so for longer sequences.",
+            "Without length scaling accuracy degrades.",
             f"{VISION}, abstract and Fig. 2",
             SET,
             f"{NO_TABLE}: S/32, S/16 and S/8 (49, 196 and 784 tokens), accuracies between 65 and 80 %.",
