@@ -32,8 +32,10 @@ def tensors(*shape, dtype=torch.float32):
 
 
 def test_the_public_names():
-    functions = ["attention", "explain", "load_operators", "varlen_attention", "visible_keys"]
-    assert sorted(nomax.__all__) == ["Phi", "Rows", "__version__", *functions]
+    operation = ["attention", "explain", "load_operators", "varlen_attention", "visible_keys"]
+    conversion = ["convert", "revert", "from_pretrained", "save_pretrained", "timm_model"]
+    recovery = ["calibrate", "distil", "export_onnx"]
+    assert sorted(nomax.__all__) == sorted(["Phi", "Rows", "__version__", *operation, *conversion, *recovery])
     assert all(hasattr(nomax, name) for name in nomax.__all__)
 
 
@@ -51,6 +53,10 @@ def test_the_other_signatures():
     assert untyped(nomax.visible_keys) == "(query, key, attn_mask=None, is_causal=False, enable_gqa=False)"
     assert untyped(Phi) == "(activation, alpha=0.0, gain=1.0, shift=0.0, length='visible')"
     assert nomax.Rows._fields == ("sum", "entropy")
+    assert untyped(nomax.convert) == "(model, phi='relu/L', qk_norm=None, layers=None, *, inputs=None)"
+    assert untyped(nomax.revert) == "(model)"
+    assert untyped(nomax.from_pretrained) == "(name, **options)"
+    assert untyped(nomax.timm_model) == "(name, phi=None, **settings)"
 
 
 def untyped(function):

@@ -225,7 +225,7 @@ def test_a_backend_cannot_be_asked_for(phi: str) -> None:
 def test_explain_names_the_package_the_formula_and_the_matrix(phi: str) -> None:
     explanation = nomax.explain(*tensors(), is_causal=True, scale=0.5, phi=phi)
     assert explanation.backend == "entmax"
-    assert explanation.reasons == {name: [f"{phi} is not pointwise"] for name in ("reference", "cpu")}
+    assert explanation.reasons == {name: [f"{phi} is not pointwise"] for name in ("reference", "cpu", "triton")}
     for words in (
         f"the entmax package's {phi}",
         f"Σ_j {phi}_j(0.5·q_i·k_j)·v_j",
