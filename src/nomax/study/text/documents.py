@@ -116,7 +116,7 @@ def _grows(results: Sequence[TextResult]) -> Verdict:
         "the lead at long lengths": comparison(long, [0.0], margin=MARGIN, unit="nats"),
         "the lead at short ones": comparison(short, [-MARGIN], margin=MARGIN, unit="nats"),
     }
-    return _if_translated("S-long", outcome, sentence, results, numbers, ahead.agreement, noise)
+    return _if_translated("S-long", outcome, sentence, results, numbers, ahead.agreement, noise=noise)
 
 
 def _difference(first: dict[int, Sequence[float]], second: dict[int, Sequence[float]]) -> Interval:
@@ -149,6 +149,7 @@ def _if_translated(
     results: Sequence[TextResult],
     numbers: dict[str, Any],
     premises: Sequence[Premise] = (),
+    *,
     noise: dict[str, Comparison | None] | None = None,
 ) -> Verdict:
     """Return the verdict: undecided where models of long documents make nothing of their sources."""
@@ -165,4 +166,4 @@ def _if_translated(
     sentence += f", undecided unless both costs of another source are above {MARGIN:g}."
     numbers = {**numbers, "use of the source": {OURS: ours, SOFTMAX: softmax}}
     premises = [translates(results, "tokens"), Premise(premise, reads, remedy), *premises]
-    return judged(claim, outcome, sentence, results, numbers, premises, noise)
+    return judged(claim, outcome, sentence, results, numbers, premises, comparisons=noise)

@@ -105,7 +105,7 @@ def _worse(results: Sequence[TextResult]) -> Verdict:
     noise = {"the lead": comparison(ahead.cells, [0.0], margin=MARGIN, unit="nats")}
     premises = [translates(results, "slots"), *ahead.agreement]
     outcome = above(ahead.loss, 0)
-    return judged("S-softmax-ffn", outcome, sentence, results, _numbers(ahead), premises, noise)
+    return judged("S-softmax-ffn", outcome, sentence, results, _numbers(ahead), premises, comparisons=noise)
 
 
 def _normed(results: Sequence[TextResult]) -> Verdict:
@@ -119,7 +119,7 @@ def _normed(results: Sequence[TextResult]) -> Verdict:
     noise = {"the lead": comparison(ahead.cells, [-MARGIN, MARGIN], margin=MARGIN, unit="nats")}
     premises = [translates(few, "slots"), *ahead.agreement]
     outcome = within(ahead.loss, -MARGIN, MARGIN)
-    return judged("S-ln", outcome, sentence, few, _numbers(ahead), premises, noise)
+    return judged("S-ln", outcome, sentence, few, _numbers(ahead), premises, comparisons=noise)
 
 
 def _many(results: Sequence[TextResult]) -> Verdict:
@@ -141,7 +141,7 @@ def _many(results: Sequence[TextResult]) -> Verdict:
         "the lead over softmax with LayerNorm": comparison(of_normed.cells, [0.0], margin=MARGIN, unit="nats"),
     }
     premises = [translates(many, "slots"), *ahead.agreement, *of_normed.agreement]
-    return judged("S-slots", outcome, sentence, many, numbers, premises, noise)
+    return judged("S-slots", outcome, sentence, many, numbers, premises, comparisons=noise)
 
 
 def _central(results: Sequence[TextResult]) -> Verdict:

@@ -83,7 +83,7 @@ def verdicts(results: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
         "best": {name: [place.place, place.low, place.high] for name, place in best.items()},
     }
     noise = {"the lead": comparison(cells, [0.0], margin=MARGIN, unit="nats", over="settings")}
-    return [judged("Q-text", above(alphas.lead, 0), sentence, results, numbers, [_learned(results)], noise)]
+    return [judged("Q-text", above(alphas.lead, 0), sentence, results, numbers, [_learned(results)], comparisons=noise)]
 
 
 def _learned(results: Sequence[TextResult]) -> Premise:

@@ -170,7 +170,7 @@ def _diverges(results: Sequence[TextResult]) -> Verdict:
     numbers = {"behind": behind.loss, "BLEU behind": behind.bleu_numbers, "broke off": broken}
     noise = {"the gap": comparison(behind.cells, [GAP], margin=MARGIN, unit="nats")}
     premises = [translates(results, "data")]
-    return judged("S-diverge", above(behind.loss, GAP), sentence, compared, numbers, premises, noise)
+    return judged("S-diverge", above(behind.loss, GAP), sentence, compared, numbers, premises, comparisons=noise)
 
 
 def _factor(results: Sequence[TextResult]) -> Verdict:
@@ -183,7 +183,7 @@ def _factor(results: Sequence[TextResult]) -> Verdict:
     noise = {"the gap": comparison(behind.cells, [0.0, GAP], margin=MARGIN, unit="nats")}
     premises = [translates(results, "data"), *behind.agreement]
     numbers = {"behind": behind.loss, "BLEU behind": behind.bleu_numbers}
-    return judged("S-factor", outcome, sentence, compared, numbers, premises, noise)
+    return judged("S-factor", outcome, sentence, compared, numbers, premises, comparisons=noise)
 
 
 def _losses(results: Sequence[TextResult]) -> Verdict:
@@ -214,7 +214,7 @@ def _losses(results: Sequence[TextResult]) -> Verdict:
         "the gain by the normalisation loss": comparison(gain.cells, [0.0], margin=MARGIN, unit="nats"),
     }
     premises = [translates(results, "data"), *ahead.agreement]
-    return judged("S-losses", outcome, sentence, compared, numbers, premises, noise)
+    return judged("S-losses", outcome, sentence, compared, numbers, premises, comparisons=noise)
 
 
 def seconds_by_kind(results: Sequence[Result]) -> Numbers:

@@ -139,6 +139,7 @@ def judged(
     results: Sequence[TextResult],
     numbers: Mapping[str, Any],
     premises: Sequence[Premise] = (),
+    *,
     comparisons: Mapping[str, Comparison | None] | None = None,
 ) -> Verdict:
     """Return the verdict, or that there is nothing to judge where a number that it rests on is not known."""
