@@ -209,5 +209,5 @@ def test_on_paper_are_verdicts_and_figures_and_no_tables(real: Path, browser: Ch
         shown = browser.evaluate(f"Array.from(document.querySelectorAll('{what}'), (one) => one.checkVisibility())")
         assert shown
         assert set(shown) == {visible}, what
-    found = browser.pdf()
-    assert 2 < len(re.findall(rb"/Type\s*/Page\b", found)) < 15
+    pages = browser.pdf()
+    assert 2 < len(re.findall(rb"/Type\s*/Page\b", pages)) < 15
