@@ -281,6 +281,6 @@ def test_softmax_trains_in_half_precision_at_least_as_exactly_as_pytorch(keys: i
     theirs = results(F.scaled_dot_product_attention, torch.bfloat16)
     ours = results(lambda *tensors: nomax.attention(*tensors, phi="softmax"), torch.bfloat16)
     for wanted, peer, actual in zip(oracle, theirs, ours, strict=True):
-        if keys > row_maps.SHORT:
-            assert torch.equal(actual, peer)
-        assert (actual - wanted).abs().max() <= (peer - wanted).abs().max()
+        assert torch.equal(actual, peer) == (keys > row_maps.SHORT)
+        # The mean: which number is rounded worst is chance.
+        assert (actual - wanted).abs().mean() <= (peer - wanted).abs().mean()

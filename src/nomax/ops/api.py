@@ -92,7 +92,7 @@ def attention(
         query, key, value, attn_mask, is_causal, enable_gqa,
         activation=phi.activation, scale=scale, dropout=dropout_p, rows=return_rows,
     )  # fmt: skip
-    if phi.activation == SOFTMAX:
+    if phi.activation == SOFTMAX and not row_maps.trains_in_float32(problem):
         out = F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )

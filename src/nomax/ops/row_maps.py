@@ -1,7 +1,6 @@
 """Maps of whole rows of scores, for comparison: PyTorch's own softmax attention, and the maps of the entmax package."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from importlib import import_module
 
 import torch
@@ -31,25 +30,31 @@ def attend(problem: Problem) -> tuple[Tensor, Rows | None]:
     return out.to(query.dtype), _statistics(weights) if problem.rows else None
 
 
+def trains_in_float32(problem: Problem) -> bool:
+    """Return whether softmax is computed in float32 because that is faster: short sequences in training on a CPU."""
+    query, key, value = problem.query, problem.key, problem.value
+    return (
+        query.is_cpu
+        and query.dtype in (torch.float16, torch.bfloat16)
+        and torch.is_grad_enabled()
+        and (query.requires_grad or key.requires_grad or value.requires_grad)
+        and not torch.compiler.is_compiling()
+        and key.shape[2] <= SHORT
+    )
+
+
 def _softmax(problem: Problem) -> Tensor:
-    """Return PyTorch's own attention; of short sequences in training on a CPU computed in float32, which is faster."""
-    tensors, mask = (problem.query, problem.key, problem.value), problem.mask
-    dtype = problem.query.dtype
-    learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    short = problem.query.is_cpu and problem.key.shape[2] <= SHORT
-    if short and learns and dtype in (torch.float16, torch.bfloat16):
-        query, key, value = (tensor.float() for tensor in tensors)
+    """Return PyTorch's own attention."""
+    query, key, value, mask = problem.query, problem.key, problem.value, problem.mask
+    if trains_in_float32(problem):
+        query, key, value = query.float(), key.float(), value.float()
         mask = mask.float() if mask is not None and mask.is_floating_point() else mask
-        with as_it_is(query):
-            return _pytorch(replace(problem, query=query, key=key, value=value, mask=mask)).to(dtype)
-    return _pytorch(problem)
-
-
-def _pytorch(problem: Problem) -> Tensor:
-    return F.scaled_dot_product_attention(
-        problem.query, problem.key, problem.value, problem.mask, problem.dropout, problem.diagonal is not None,
-        scale=problem.scale, enable_gqa=True,
-    )  # fmt: skip
+    with as_it_is(query):
+        out = F.scaled_dot_product_attention(
+            query, key, value, mask, problem.dropout, problem.diagonal is not None,
+            scale=problem.scale, enable_gqa=True,
+        )  # fmt: skip
+    return out.to(problem.query.dtype)
 
 
 def rows(problem: Problem) -> Rows:
