@@ -113,18 +113,19 @@ def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
     """Return every h with every α, and softmax, at every length; the weights of untrained models; and the speed.
 
     Every φ has softmax's learning rate, as in the paper, and its own best one beside it. The largest questions come
-    first, and of each all seeds one after the other: a budget cuts off the least.
+    first, and of equal ones the cheapest with all their seeds: a budget cuts off the least.
     """
     models = [
         setup.run(phi, length=length, seed=seed, lr=rate)
         for seed in seeds
         for length in setup.every_length()
+        if seed in seeds[: length.seeds or None]
         for phi in [SOFTMAX, *setup.phis(length)]
         for rate in dict.fromkeys([setup.lr, setup.own_rate(phi)])
     ]
     return [
         *weights.measurements(setup),
-        *sorted(models, key=lambda run: _rank(run, setup)),
+        *sorted(models, key=lambda run: (_rank(run, setup), run.flops)),
         *speed_measurements(),
     ]
 
@@ -133,7 +134,8 @@ def _rank(run: ImageExperiment, setup: Setup) -> int:
     """Return how much hangs on a run: 0 is the most."""
     phi = Phi.parse(run.config.model.phi)
     rank = 0 if str(phi) in QUESTION else 1 if phi.activation in ("relu", "identity") else 2
-    return rank + (run.config.data != setup.data) + (run.config.lr != setup.lr)
+    longest = run.config.model.tokens > 1000  # one run costs as much as twenty with 49 tokens
+    return rank + (run.config.data != setup.data) + (run.config.lr != setup.lr) + 2 * longest
 
 
 def figures(
