@@ -156,10 +156,40 @@ def figures(
     ]
 
 
+def finding(results: Sequence[Result], setup: Setup) -> str:
+    """Say in a sentence how relu compares with softmax, with its 1/L and without; empty if softmax has not learned."""
+    ground = over_alpha.ground(finals(results), setup)
+    with_length, without = (_lead_over_softmax(ground.same, phi) for phi in (RELU, "relu"))
+    if not (with_length and without and all(premise.holds for premise in ground.premises)):
+        return ""
+    where_learned = ", ".join(map(str, sorted(with_length)))
+    return (
+        f"relu/L {_close(pooled(with_length))}; without length scaling, relu {_close(pooled(without))} "
+        f"(accuracy at L = {where_learned})."
+    )
+
+
+def _close(difference: Interval) -> str:
+    """Say how close to softmax a difference of accuracies is, as far as its interval allows."""
+    told = points(difference)
+    if not difference.known:
+        return f"differs from softmax by {told}"
+    if difference.low > -MARGIN and difference.high < MARGIN:
+        return f"is within a point of softmax, {told}"
+    if difference.low <= 0 <= difference.high:
+        return f"cannot be told apart from softmax yet, {told}"
+    return f"is {'behind' if difference.high < 0 else 'ahead of'} softmax, {told}"
+
+
+def _lead_over_softmax(results: Sequence[ImageResult], phi: str) -> dict[int, list[float]]:
+    """Return how far a φ is ahead of softmax, at equal length and seed, by length."""
+    plain_models = where(results, qk_norm=True, gate=None)
+    return differences(where(plain_models, phi=phi), where(plain_models, phi=SOFTMAX), "tokens", accuracy)
+
+
 def _match(results: Sequence[ImageResult]) -> str:
     """Say how far relu/L is ahead of softmax; empty if no length and seed has both."""
-    plain = where(results, qk_norm=True, gate=None)
-    cells = differences(where(plain, phi=RELU), where(plain, phi=SOFTMAX), "tokens", accuracy)
+    cells = _lead_over_softmax(results, RELU)
     if not cells:
         return ""
     by_length = ", ".join(
