@@ -34,16 +34,20 @@ struct Pair {
   uint32_t x;
 };
 
-NOMAX_INLINE void multiply_add(Vec& sum, Float a, const Float* b) { sum += all(a.x) * load(&b->x); }
+NOMAX_INLINE void multiply_add(Vec& sum, Float a, Vec b) { sum += all(a.x) * b; }
 
-NOMAX_INLINE void multiply_add(Vec& sum, Pair a, const Pair* b) {
+NOMAX_INLINE void multiply_add(Vec& sum, Pair a, Vec b) {
 #if defined(__AVX512BF16__)
-  sum = (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(int(a.x)), (__m512bh)_mm512_loadu_si512(b));
+  sum = (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(int(a.x)), (__m512bh)b);
 #else
-  Bits y = (Bits)load(reinterpret_cast<const float*>(b));
+  Bits y = (Bits)b;
   sum += all(__builtin_bit_cast(float, a.x & 0xffff0000u)) * (Vec)(y & 0xffff0000u);
   sum += all(__builtin_bit_cast(float, a.x << 16)) * (Vec)(y << 16);
 #endif
+}
+
+template <class Element> NOMAX_INLINE void multiply_add(Vec& sum, Element a, const Element* b) {
+  multiply_add(sum, a, load(reinterpret_cast<const float*>(b)));
 }
 
 constexpr int64_t CHUNK = 64;           // a power of x multiplies the error of x: then half of that, see chunk_of
