@@ -41,8 +41,12 @@ docs: $(INSTALLED)  ## Build the documentation, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "The documentation: open $(CURDIR)/site/index.html in a browser; it needs no server."
 
-wheel: $(INSTALLED)  ## Build a wheel for this platform with compiled kernels, into dist/
+wheel: $(INSTALLED)  ## Build wheels with compiled kernels for this platform and, given its compiler, for aarch64, into dist/
 	NOMAX_BUILD_BINARY=1 $(BIN)/python -m build --wheel --no-isolation --outdir dist .
+	@if test "$$(uname -sm)" = "Linux aarch64"; then :; elif command -v aarch64-linux-gnu-g++ > /dev/null; then \
+		CXX=aarch64-linux-gnu-g++ _PYTHON_HOST_PLATFORM=linux-aarch64 NOMAX_BUILD_BINARY=1 \
+			$(BIN)/python -m build --wheel --no-isolation --outdir dist .; \
+	else echo "No wheel for aarch64: its compiler is missing (Debian: apt-get install g++-aarch64-linux-gnu)"; fi
 
 bench: $(INSTALLED)  ## Measure speed against softmax attention on this machine
 	$(BIN)/nomax bench attention

@@ -1,6 +1,7 @@
 """The wheel of `make wheel` works where there is no compiler."""
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -55,6 +56,20 @@ def test_a_wheel_with_the_binary_needs_no_compiler(tmp_path: Path) -> None:
     environment = {"PATH": str(cache), "NOMAX_CACHE": str(cache), "HOME": str(tmp_path)}
     subprocess.run([python, "-c", USE_THE_WHEEL], env=environment, cwd=tmp_path, check=True)
     assert not list(cache.iterdir())
+
+
+@pytest.mark.slow
+def test_a_wheel_for_aarch64_is_built_on_any_machine_with_its_compiler(tmp_path: Path) -> None:
+    if shutil.which("aarch64-linux-gnu-g++") is None:
+        pytest.skip("there is no compiler for aarch64 here")
+    target = {"CXX": "aarch64-linux-gnu-g++", "_PYTHON_HOST_PLATFORM": "linux-aarch64"}
+    wheel = build_wheel(tmp_path / "dist", NOMAX_BUILD_BINARY="1", **target)
+    assert wheel.name.endswith("-py3-none-linux_aarch64.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        library = archive.read("nomax/ops/_binary/nomax_cpu.so")
+    assert library[:4] == b"\x7fELF"
+    assert int.from_bytes(library[18:20], "little") == 183  # ELF's number of aarch64
+    assert b"\0libtorch_cpu.so\0" in library  # which it asks for when it is loaded
 
 
 def test_a_plain_wheel_is_pure_python_and_holds_the_sources(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """nn.Memory against a feed-forward layer and its formula, and its blocks against the whole."""
 
+import copy
 import math
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nomax.nn import Memory, memory
+from nomax.ops import length
 
 PHIS = ("relu", "softmax", "gelu", "relu2/L^2", "1.5*softplus(x-0.3)/L^0.5", "sigmoid(x-log L)", "relu/L, L=7")
 
@@ -283,3 +285,29 @@ def test_many_slots_in_blocks_are_as_exact_as_the_plain_formula() -> None:
         found.append(torch.autograd.grad(out, (y, keys, values), grad.to(dtype)))
     for ours, plain, exact in zip(*found, strict=True):
         assert (ours - exact).abs().mean() < 1.4 * (plain - exact).abs().mean()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("phi", ["relu", "relu2/L", "2*relu(x-1.5)"])
+@pytest.mark.parametrize("tokens", [1, 6])
+def test_a_few_tokens_are_looked_up_as_exactly_and_without_reading_values_of_zero_weight(
+    tokens: int, phi: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, x = Memory(64, 1000, phi=phi).to(dtype), torch.randn(tokens, 64).to(dtype)
+    with torch.no_grad():
+        module.keys.mul_(3)
+        plain = memory._at_once(x, module.keys, module.values, module.phi.activation, module.phi.shift)
+        exact = copy.deepcopy(module).double()
+        factor, _ = length.constants(module.phi, 1000)
+        wanted = factor * memory._at_once(x.double(), exact.keys, exact.values, module.phi.activation, module.phi.shift)
+        few = module(x)
+        assert_precise(few, plain * factor, wanted)
+        unused = (exact.weights(x.double()) == 0).all(0)
+        if tokens == 1 and "1.5" in phi:
+            assert unused.double().mean() > 0.6
+            module.values[unused] = torch.nan
+            assert torch.equal(module(x), few)
+    seven = torch.randn(7, 64).to(dtype)
+    monkeypatch.setattr(memory, "_read_few", None)  # neither for more tokens, nor in training
+    module(seven)
+    module(x).sum().backward()

@@ -4,6 +4,8 @@ Most tests use a stand-in compiler, a script that notes how it was called and wr
 """
 
 import os
+import platform
+import re
 import shutil
 import signal
 import time
@@ -26,12 +28,13 @@ def test_the_second_call_compiles_nothing(workshop: Workshop) -> None:
 
 def test_every_instruction_set_has_its_kernel_and_the_weakest_is_linked_first(workshop: Workshop) -> None:
     build.library()
-    assert len(workshop.calls("kernel.cpp")) == len(build.INSTRUCTION_SETS)
+    names = build.sets_for(platform.machine())
+    assert len(workshop.calls("kernel.cpp")) == len(names)
     (binding,) = workshop.calls("binding.cpp")
     (link,) = workshop.calls("-shared")
-    positions = [link.index(f"kernel_{name}.o") for name in build.INSTRUCTION_SETS]
+    positions = [link.index(f"kernel_{name}.o") for name in names]
     assert positions == sorted(positions)
-    for name in build.INSTRUCTION_SETS:
+    for name in names:
         assert f"-DNOMAX_HAVE_{name.upper()}" in binding.split()
         assert any(f"-DNOMAX_ISA={name}" in line.split() for line in workshop.calls("kernel.cpp"))
 
@@ -39,10 +42,38 @@ def test_every_instruction_set_has_its_kernel_and_the_weakest_is_linked_first(wo
 def test_an_instruction_set_that_the_compiler_does_not_know_is_left_out(
     workshop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "INSTRUCTION_SETS", {"portable": (), "future": ("-mfuture",)})
+    monkeypatch.setattr(build, "INSTRUCTION_SETS", {"portable": (), "avx-future": ("-mfuture",)})
+    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
     build.library()
     assert len(workshop.calls("kernel.cpp")) == 1
     assert not workshop.calls("NOMAX_HAVE_FUTURE")
+
+
+@pytest.mark.parametrize(
+    ("target", "names"),
+    [
+        ("x86_64-linux-gnu", ["portable", "avx2", "avx512", "avx512_bf16"]),
+        ("x86_64-apple-darwin22.6.0", ["portable", "avx2", "avx512", "avx512_bf16"]),
+        ("aarch64-linux-gnu", ["portable", "neon_bf16"]),
+        ("arm64-apple-darwin23.1.0", ["portable", "neon_bf16"]),
+        ("riscv64-linux-gnu", ["portable"]),
+    ],
+)
+def test_a_compiler_gets_the_instruction_sets_of_what_it_compiles_for(
+    workshop: Workshop, target: str, names: list[str]
+) -> None:
+    workshop.compiler.write_text(STAND_IN.replace("-dumpmachine*) exit 1", f"-dumpmachine*) echo {target}; exit 0"))
+    build.library()
+    assert sorted(re.findall(r"-DNOMAX_ISA=(\S+)", "\n".join(workshop.calls("kernel.cpp")))) == sorted(names)
+    *stub, link = workshop.calls("-shared")
+    if "darwin" in target:
+        assert "-undefined dynamic_lookup" in link
+        assert "-ltorch_cpu" not in link
+    else:
+        assert "-ltorch_cpu" in link
+    foreign = "linux" in target and not target.startswith(platform.machine())
+    assert ("libtorch_cpu.so" in "".join(stub)) == foreign
+    assert not workshop.calls("openmp")
 
 
 @pytest.mark.parametrize("change", ["source", "header", "compiler", "argument"])

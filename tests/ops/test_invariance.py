@@ -87,6 +87,31 @@ def test_a_query_alone_and_among_others_gives_the_same_bits(phi, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [64, 40, 13])
+@pytest.mark.parametrize("shift", [5.0, 0.0, -0.6, -1.3, -2.3, -60.0])  # from no zeros to nothing else
+@pytest.mark.parametrize("few", [1, 2, 5, 6])
+def test_few_queries_give_the_bits_of_many_however_many_weights_are_zero(few, shift, dim, dtype, every_instruction_set):
+    query, key, value = inputs(batch=1, queries=20, keys=333, dim=dim, dtype=dtype)
+    mask = torch.rand(1, 1, 1, 333) < 0.9
+    for phi, arguments in ((f"relu(x{shift:+g})/L", {}), (f"relu2(x{shift:+g})", {"attn_mask": mask})):
+        many = nomax.attention(query, key, value, phi=phi, backend="cpu", **arguments)
+        alone = nomax.attention(query[:, :, :few], key, value, phi=phi, backend="cpu", **arguments)
+        assert torch.equal(many[:, :, :few], alone)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_few_queries_do_not_read_values_whose_weights_are_all_zero(dtype):
+    query, key, value = inputs(batch=1, heads=1, queries=2, keys=300, dim=32, dtype=dtype)
+    phi = "relu(x-1.3)/L"
+    expected = nomax.attention(query, key, value, phi=phi, backend="cpu")
+    scores = (query.double() @ key.double().transpose(-2, -1)) * 32**-0.5
+    unused = (scores < 1.2).all(-2)[0, 0]  # none of them is near the edge
+    assert 0.5 < unused.double().mean() < 0.9
+    value[0, 0, unused] = torch.nan
+    assert torch.equal(nomax.attention(query, key, value, phi=phi, backend="cpu"), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("phi", PHIS[:2])
 def test_padding_changes_no_bit(phi, dtype):
     query, key, value = inputs(batch=1, keys=130, dtype=dtype)

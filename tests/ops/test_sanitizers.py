@@ -3,6 +3,7 @@
 No torch is involved: each test compiles the kernels of one instruction set and the driver into a program, and runs it.
 """
 
+import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,8 +27,12 @@ class Program:
     flags: tuple[str, ...]
     sanitizers: tuple[str, ...]
     needs: tuple[str, ...] = ()
+    compiler: tuple[str, ...] = ()
+    """Empty: that of this machine."""
+    emulator: tuple[str, ...] = ()
 
 
+ARM, QEMU = ("aarch64-linux-gnu-g++", "-static"), ("qemu-aarch64-static", "-cpu", "max")
 AVX2 = ("avx2", "fma", "f16c")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 
@@ -41,13 +46,21 @@ PROGRAMS = [
     # As they are shipped, for this is the only place where the real instructions meet the naive loops.
     Program("avx512", "avx512", ("-O3", *build.AVX512), (), AVX512),
     Program("avx512_bf16", "avx512_bf16", ("-O3", *build.AVX512, "-mavx512bf16"), (), (*AVX512, "avx512_bf16")),
+    # Other CPUs, in an emulator, with all the instructions that it knows.
+    Program("neon", "portable", ("-O2",), (), compiler=ARM, emulator=QEMU),
+    Program("neon_bf16", "neon_bf16", ("-O2", *build.INSTRUCTION_SETS["neon_bf16"]), (), compiler=ARM, emulator=QEMU),
+    # The kernels are written in GCC's dialect, which clang, the compiler of macOS, mostly shares.
+    Program("clang", "avx2", ("-O2", *build.AVX2), (), AVX2, compiler=("clang++",)),
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_kernels_agree_with_naive_loops_and_touch_no_foreign_memory(program: Program, tmp_path: Path) -> None:
-    compiler = _compiler()
+    compiler = list(program.compiler) or _compiler()
+    for tool in (compiler[0], *program.emulator[:1]):
+        if shutil.which(tool) is None:
+            pytest.skip(f"there is no {tool} here")
     if missing := set(program.needs) - _cpu_features():
         pytest.skip(f"this CPU lacks {', '.join(sorted(missing))}")
     if not _links(compiler, program, tmp_path):
@@ -65,7 +78,7 @@ def test_kernels_agree_with_naive_loops_and_touch_no_foreign_memory(program: Pro
         list(pool.map(lambda unit: _run([*compiler, LANGUAGE, "-fno-strict-aliasing", name, "-c", *unit]), units))
     _run([*compiler, *program.sanitizers, kernel, driver, "-o", executable])
 
-    assert _run([executable]).endswith(" passed, 0 failed\n")
+    assert _run([*program.emulator, executable]).endswith(" passed, 0 failed\n")
 
 
 def _compiler() -> list[str]:

@@ -8,6 +8,7 @@ STAND_IN = """#!/bin/sh
 echo "$*" >> "$STAND_IN_LOG"
 case "$*" in
     *--version*) echo "stand-in 1.0"; exit 0 ;;
+    *-dumpmachine*) exit 1 ;;
     *-mfuture*) exit 1 ;;
     *-fsyntax-only*) exit 0 ;;
 esac

@@ -3,6 +3,7 @@
 n tokens (all leading dimensions of x flattened) and S slots, each `dim` wide.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from nomax.nn.layers import SLOW, LayerNorm
-from nomax.ops import length
+from nomax.ops import cpu, length
+from nomax.ops.api import attention
 from nomax.ops.problem import as_it_is, autocasts, wide
 from nomax.phi import ACTIVATIONS, ROW_MAPS, SOFTMAX, Phi
 
@@ -20,6 +22,10 @@ KEPT = 2**23
 # Weights in a block: the work between its products then stays in the CPU cache, which pays for most of the seventh.
 # Blocks narrower than this would slow the products down.
 BLOCK, NARROWEST = 2**20, 512
+# In inference, up to this many tokens are looked up by the kernel of attention: it reads keys and values once, and not
+# those values whose weights are zero for every token. Its work is cut into parts, for threads to share.
+FEW, PARTS = 6, 8
+WITH_ZEROS = ("relu", "relu2", "relu6")
 
 
 class Memory(nn.Module):
@@ -82,7 +88,9 @@ class Memory(nn.Module):
     def _look_up(self, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         block, activation = self._block(x.shape[0]), self.phi.activation
         factor, shift = length.constants(self.phi, self.slots)
-        if block >= self.slots or _transformed():
+        if self.block is None and activation in WITH_ZEROS and _are_few(x, keys, values):
+            out = _read_few(x, keys, values, Phi(activation, shift=shift))
+        elif block >= self.slots or _transformed():
             out = _at_once(x, keys, values, activation, shift)
         elif activation == SOFTMAX:
             out = _Softmax.apply(x, keys, values, block)
@@ -211,6 +219,22 @@ def _with_graph(
     wanted = [each for each in inputs if each.requires_grad]
     grads = iter(torch.autograd.grad(_at_once(*inputs, activation, shift), wanted, grad, create_graph=True))
     return [next(grads) if each.requires_grad else None for each in inputs]
+
+
+def _are_few(x: Tensor, keys: Tensor, values: Tensor) -> bool:
+    """Return whether these are a few tokens in inference, and the kernel of attention serves them."""
+    if torch.compiler.is_compiling():  # which must not learn that there are few
+        return False
+    learns = torch.is_grad_enabled() and (x.requires_grad or keys.requires_grad or values.requires_grad)
+    fits = 1 <= x.shape[0] <= FEW and x.dtype in (torch.float32, torch.bfloat16)
+    return fits and not learns and cpu.serves(keys.detach())
+
+
+def _read_few(x: Tensor, keys: Tensor, values: Tensor, phi: Phi) -> Tensor:
+    parts = math.gcd(len(keys), PARTS)
+    key, value = (each.view(1, parts, -1, each.shape[1]) for each in (keys, values))
+    out = attention(x.expand(1, parts, *x.shape), key, value, scale=1.0, phi=phi)
+    return out.to(torch.float32).sum(1)[0].to(x.dtype)
 
 
 def _at_once(x: Tensor, keys: Tensor, values: Tensor, activation: str, shift: float) -> Tensor:

@@ -39,10 +39,16 @@ AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 
 # Weakest first, and linked in this order: of an inline function that several objects hold, the linker keeps the first,
-# so a function shared with the portable kernel can never contain instructions that an older CPU lacks.
-INSTRUCTION_SETS: dict[str, tuple[str, ...]] = {"portable": ()}
-if platform.machine().lower() in ("x86_64", "amd64"):
-    INSTRUCTION_SETS |= {"avx2": AVX2, "avx512": AVX512, "avx512_bf16": (*AVX512, "-mavx512bf16")}
+# so a function shared with the portable kernel can never contain instructions that an older CPU lacks. Compiled are
+# those of the machine whose flags the compiler knows. On aarch64 the portable kernel is NEON, which all of them have.
+INSTRUCTION_SETS: dict[str, tuple[str, ...]] = {
+    "portable": (),
+    "avx2": AVX2,
+    "avx512": AVX512,
+    "avx512_bf16": (*AVX512, "-mavx512bf16"),
+    "neon_bf16": ("-march=armv8.2-a+bf16",),
+}
+BEGINNINGS = {"x86_64": ("portable", "avx"), "aarch64": ("portable", "neon")}  # of their names, by machine
 
 WRITABLE = "can be written by others"
 
@@ -99,8 +105,9 @@ def compile_library(destination: Path) -> None:
     compiler = _compiler()
     sources = source_hash()
     torch_folder = Path(torch.__file__).parent
+    target = _target(compiler)
     instruction_sets = {
-        name: flags for name, flags in INSTRUCTION_SETS.items() if not flags or _accepts(compiler, flags)
+        name: flags for name, flags in sets_for(target).items() if not flags or _accepts(compiler, flags)
     }
 
     destination.parent.mkdir(parents=True, exist_ok=True)
@@ -119,8 +126,7 @@ def compile_library(destination: Path) -> None:
 
         linked = Path(aside, destination.name)
         # No search path for torch's libraries goes into the binary: torch has loaded them before us.
-        link = ["-shared", *objects, f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-o", str(linked)]
-        _run([*compiler, *link])
+        _run([*compiler, *link_flags(target, torch_folder / "lib", aside), *objects, "-o", str(linked)])
         record = Path(aside, "record")
         record.write_text(json.dumps({"sources": sources, "sha256": _sha256(linked)}))
         for file, place in ((linked, destination), (record, _record(destination))):
@@ -128,6 +134,41 @@ def compile_library(destination: Path) -> None:
             _flush(file)
             os.replace(file, place)
     _flush(destination.parent)
+
+
+def sets_for(target: str) -> dict[str, tuple[str, ...]]:
+    """Return the instruction sets of a target such as x86_64-linux-gnu, and their flags."""
+    beginnings = BEGINNINGS.get(_machine(target), ("portable",))
+    return {name: flags for name, flags in INSTRUCTION_SETS.items() if name.startswith(beginnings)}
+
+
+def link_flags(target: str, libraries: Path, aside: str) -> list[str]:
+    """Return the linker's flags for a target such as x86_64-linux-gnu.
+
+    Of another kind of CPU there is no libtorch_cpu to link with; an empty library of that name takes its place.
+    """
+    if "apple" in target or "darwin" in target:  # whose linker asks where each symbol is, unless told not to
+        return ["-shared", "-undefined", "dynamic_lookup"]
+    if _machine(target) != _machine(platform.machine()):
+        stub = Path(aside, "libtorch_cpu.so")
+        _run(
+            [*_compiler(), "-shared", "-fPIC", "-x", "c++", os.devnull, "-Wl,-soname,libtorch_cpu.so", "-o", str(stub)]
+        )
+        return ["-shared", f"-L{aside}", "-Wl,--no-as-needed", "-ltorch_cpu"]
+    return ["-shared", f"-L{libraries}", "-Wl,--no-as-needed", "-ltorch_cpu"]
+
+
+def _target(compiler: list[str]) -> str:
+    """Return what the compiler compiles for; if it does not say, this machine."""
+    try:
+        return _run([*compiler, "-dumpmachine"]).strip() or platform.machine()
+    except BuildError:
+        return platform.machine()
+
+
+def _machine(target: str) -> str:
+    name = target.partition("-")[0].lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
 
 
 def source_hash() -> str:

@@ -15,6 +15,12 @@
 #include <utility>
 #include <vector>
 
+#if defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 #include "problem.h"
 
 namespace nomax {
@@ -29,6 +35,20 @@ struct Choice {
   const Kernel* kernel;
   bool usable;
 };
+
+#if defined(NOMAX_HAVE_NEON_BF16)
+bool multiplies_bfloat16() {
+#if defined(__APPLE__)
+  int has = 0;
+  size_t size = sizeof(has);
+  return sysctlbyname("hw.optional.arm.FEAT_BF16", &has, &size, nullptr, 0) == 0 && has;
+#elif defined(__linux__)
+  return getauxval(AT_HWCAP2) & (1ul << 14);      // HWCAP2_BF16, which older headers do not name
+#else
+  return false;
+#endif
+}
+#endif
 
 std::vector<Choice> find_kernels() {
   std::vector<Choice> found;      // best first
@@ -47,6 +67,8 @@ std::vector<Choice> find_kernels() {
 #if defined(NOMAX_HAVE_AVX2)
   found.push_back({&kernel_avx2, avx2});
 #endif
+#elif defined(NOMAX_HAVE_NEON_BF16)
+  found.push_back({&kernel_neon_bf16, multiplies_bfloat16()});
 #endif
   found.push_back({&kernel_portable, true});
   return found;

@@ -2,6 +2,7 @@
 // The weights of six rows by one key block live in the first-level cache and nowhere else.
 #pragma once
 #include "activations.h"
+#include "few.h"
 #include "memory.h"
 #include "rows.h"
 
@@ -15,6 +16,7 @@ template <class Element> struct ForwardMemory {
   Row* rows;
   Element *query, *key, *panels, *value, *weights;      // key: later a copy of the values, if one is needed
   float *scores, *bias, *sums, *row_sum, *row_log;
+  int32_t* list;                                        // of weights that are not zero
 
   ForwardMemory(const Problem& p, Arena& arena) {
     const int64_t count = least(ROW_BLOCK, p.queries * (p.heads / p.key_heads)), steps = elements<Element>(p.dim);
@@ -25,12 +27,13 @@ template <class Element> struct ForwardMemory {
     key = arena.take<Element>(most(block * steps, elements<Element>(block) * round_up(p.value_dim, W)));
     panels = arena.take<Element>(block, steps);
     value = arena.take<Element>(elements<Element>(block), round_up(p.value_dim, W));
-    weights = arena.take<Element>(ROWS * KEY_BLOCK);
+    weights = arena.take<Element>(2 * ROWS * KEY_BLOCK);
     scores = arena.take<float>(ROWS * KEY_BLOCK);
     bias = arena.take<float>(ROWS * KEY_BLOCK);
     sums = arena.take<float>(count, round_up(p.value_dim, W));
     row_sum = arena.take<float>(p.row_sum ? count * W : 0);
     row_log = arena.take<float>(p.row_sum ? count * W : 0);
+    list = arena.take<int32_t>(2 * (KEY_BLOCK + W));
   }
 };
 
@@ -155,12 +158,17 @@ template <class Element> static bool try_forward(const Problem& p, const Task& t
                              memory.weights, nullptr, nullptr};
   if (keys.mask_by_row) weighing.bias = memory.bias, weighing.bias_stride = KEY_BLOCK;
   const auto weigh = with_activation<Weigh<Element>::template With>(p.activation);
+  const bool few = task.count <= ROWS && !careful;
+  const bool listed = few && in_place<Element>(value_source, p.value_dim);
+  Weighed<Element> before{.values = {&value_source, 0, 0}, .width = width};      // the block whose values are on their way
+  int64_t slot = 0;                    // of two, for weights and lists
   bool mixed = false;                  // whether rows met keys that they do not see, for the sake of their group
 
   for (int64_t k = 0; k < reach; k += KEY_BLOCK) {
     const int64_t block = least(KEY_BLOCK, reach - k);
-    transposed(left(key_source, k, block, p.dim, memory.key), block, steps, memory.panels);
-    const Operand<Element> value = right(value_source, k, block, p.value_dim, memory.value);
+    const Operand<Element> key = left(key_source, k, block, p.dim, memory.key);
+    if (!few) transposed(key, block, steps, memory.panels);
+    const Operand<Element> value = listed ? Operand<Element>{} : right(value_source, k, block, p.value_dim, memory.value);
 
     for (int64_t i = 0; i < groups(task.count); i++) {
       const int64_t r = group_start(task.count, i);
@@ -181,35 +189,58 @@ template <class Element> static bool try_forward(const Problem& p, const Task& t
       }
       const Element* left_rows = query.data + r * query.stride;
       constexpr int64_t weights_stride = KEY_BLOCK / Element::each;
-      if (fused && near - k >= seen) {
+      Element* weights = memory.weights + slot * ROWS * KEY_BLOCK;
+      const bool bare_rows = fused && near - k >= seen;
+      if (few) {
+        const int64_t beyond = key.data == memory.key ? 0 : reach - k - seen;
+        score_keys(count, left_rows, query.stride, key, seen, steps, chunk_of(p.activation), beyond, memory.scores,
+                   KEY_BLOCK);
+        if (bare_rows)
+          for (int i = 0; i < count; i++)
+            for (int64_t j = 0; j < seen; j += W)
+              put_weights(weights + i * weights_stride, j, at_least(0, load(memory.scores + i * KEY_BLOCK + j)));
+      } else if (bare_rows) {
         panel_products(count, seen, left_rows, query.stride, memory.panels, steps,
-                       PutRelu<Element>{memory.weights, weights_stride});
+                       PutRelu<Element>{weights, weights_stride});
       } else {
-        panel_products(count, seen, left_rows, query.stride, memory.panels, steps, 
+        panel_products(count, seen, left_rows, query.stride, memory.panels, steps,
                        Put{memory.scores, KEY_BLOCK, chunk_of(p.activation)});
+      }
+      if (!bare_rows) {
         weighing.rows = rows;
         weighing.first = k;
         weighing.count = seen;
+        weighing.weights = weights;
         if (keys.bias) weighing.bias = keys.bias + k;
         if (p.row_sum) weighing.row_sum = memory.row_sum + r * W, weighing.row_log = memory.row_log + r * W;
         weigh(weighing, count);
       }
       if (Element::each == 2 && seen % 2)      // the pair that reaches past the last key
-        for (int i = 0; i < count; i++) reinterpret_cast<uint16_t*>(memory.weights + i * weights_stride)[seen] = 0;
+        for (int i = 0; i < count; i++) reinterpret_cast<uint16_t*>(weights + i * weights_stride)[seen] = 0;
       const bool strangers = near - k < seen || keys.mask_by_row || (seen % Element::each && seen < block);
       mixed |= strangers;
       if (careful && strangers)
         add_seen_product<false>(
-            count, width, memory.weights, weights_stride, value, seen, memory.key, memory.sums + r * width, width,
-            [&](int64_t i, int64_t t) { return weight_at(memory.weights + i * weights_stride, t); },
+            count, width, weights, weights_stride, value, seen, memory.key, memory.sums + r * width, width,
+            [&](int64_t i, int64_t t) { return weight_at(weights + i * weights_stride, t); },
             [&](int64_t i, int64_t t) {
               return k + t < rows[i].limit && !(keys.mask_by_row && memory.bias[i * KEY_BLOCK + t] == HIDDEN);
             });
-      else
-        add_product<false>(count, width, memory.weights, weights_stride, value.data, value.stride,
+      else if (listed) {
+        int32_t* list = memory.list + slot * (KEY_BLOCK + W);
+        const int64_t kept = list_nonzero(count, weights, weights_stride, elements<Element>(seen), list);
+        const Weighed<Element> now{count, weights, weights_stride, {&value_source, k, seen}, width,
+                                   kept < 0 ? nullptr : list, kept};
+        ask_for_listed(now);
+        add_values(before, memory.sums);
+        before = now;
+        slot = 1 - slot;
+      } else
+        add_product<false>(count, width, weights, weights_stride, value.data, value.stride,
                            elements<Element>(seen), memory.sums + r * width, width);
     }
   }
+  add_values(before, memory.sums);
   Vec zeros{};
   for (int64_t r = 0; r < task.count; r++) {
     const Row& row = memory.rows[r];

@@ -59,6 +59,10 @@ static void read_row(const void* data, Type type, int64_t place, int64_t stride,
     const uint16_t* from = static_cast<const uint16_t*>(data) + place;
     for (; c + 8 <= count; c += 8)
       _mm256_storeu_ps(to + c, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + c))));
+#elif defined(__aarch64__)
+  } else if (stride == 1 && type == Type::float16) {
+    const uint16_t* from = static_cast<const uint16_t*>(data) + place;
+    for (; c + W <= count; c += W) store(to + c, (Vec)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from + c))));
 #endif
   }
   for (; c < count; c++) to[c] = number(data, type, place + c * stride);
@@ -86,6 +90,10 @@ static void write_row(const float* from, float factor, int64_t count, void* data
         _mm_storeu_si128(reinterpret_cast<__m128i*>(to + c),
                          _mm256_cvtps_ph(_mm256_mul_ps(_mm256_loadu_ps(from + c), _mm256_set1_ps(factor)),
                                          _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#elif defined(__aarch64__)
+    if (stride == 1)
+      for (; c + W <= count; c += W)
+        vst1_u16(to + c, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)(load(from + c) * factor))));
 #endif
     for (; c < count; c++) to[c * stride] = to_float16(from[c] * factor);
   }
@@ -206,20 +214,40 @@ static __attribute__((noinline)) void add_seen_product(int64_t rows, int64_t col
     }
 }
 
-// A W x W block in registers: rows become columns by swapping ever larger halves.
-template <int Half> NOMAX_INLINE void swap_halves(Vec (&x)[W]) {
+// A W x W block in registers: rows become columns by swapping ever larger halves. Of two rows, the first takes the
+// second's lower elements, and the second the first's upper ones.
+#if defined(__clang__)
+template <class T, T... E> struct Lanes {
+  template <int Half> NOMAX_INLINE Vec first(Vec a, Vec b) {
+    return __builtin_shufflevector(a, b, (E & Half ? E - Half + W : E)...);
+  }
+  template <int Half> NOMAX_INLINE Vec second(Vec a, Vec b) {
+    return __builtin_shufflevector(a, b, (E & Half ? E + W : E + Half)...);
+  }
+};
+template <int Half> NOMAX_INLINE void swap_halves_of(Vec& a, Vec& b) {
+  using Every = __make_integer_seq<Lanes, int, W>;
+  const Vec first = Every::template first<Half>(a, b);
+  b = Every::template second<Half>(a, b);
+  a = first;
+}
+#else
+template <int Half> NOMAX_INLINE void swap_halves_of(Vec& a, Vec& b) {
   Int low, high;
   for (int e = 0; e < W; e++) {
     low[e] = e & Half ? e - Half + W : e;
     high[e] = e & Half ? e + W : e + Half;
   }
+  const Vec first = __builtin_shuffle(a, b, low);
+  b = __builtin_shuffle(a, b, high);
+  a = first;
+}
+#endif
+
+template <int Half> NOMAX_INLINE void swap_halves(Vec (&x)[W]) {
 #pragma GCC unroll 16
-  for (int r = 0; r < W; r++) {
-    if (r & Half) continue;
-    Vec a = x[r], b = x[r + Half];
-    x[r] = __builtin_shuffle(a, b, low);
-    x[r + Half] = __builtin_shuffle(a, b, high);
-  }
+  for (int r = 0; r < W; r++)
+    if (!(r & Half)) swap_halves_of<Half>(x[r], x[r + Half]);
   if constexpr (Half > 1) swap_halves<Half / 2>(x);
 }
 

@@ -133,6 +133,6 @@ struct Kernel {
   void (*dropout)(const Thinning&, const Task&);
 };
 
-extern const Kernel kernel_portable, kernel_avx2, kernel_avx512, kernel_avx512_bf16;
+extern const Kernel kernel_portable, kernel_avx2, kernel_avx512, kernel_avx512_bf16, kernel_neon_bf16;
 
 }  // namespace nomax

@@ -34,16 +34,23 @@ struct Pair {
   uint32_t x;
 };
 
-NOMAX_INLINE void multiply_add(Vec& sum, Float a, const Float* b) { sum += all(a.x) * load(&b->x); }
+NOMAX_INLINE void multiply_add(Vec& sum, Float a, Vec b) { sum += all(a.x) * b; }
 
-NOMAX_INLINE void multiply_add(Vec& sum, Pair a, const Pair* b) {
+NOMAX_INLINE void multiply_add(Vec& sum, Pair a, Vec b) {
 #if defined(__AVX512BF16__)
-  sum = (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(int(a.x)), (__m512bh)_mm512_loadu_si512(b));
+  sum = (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(int(a.x)), (__m512bh)b);
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  const bfloat16x8_t x = vreinterpretq_bf16_u32(vdupq_n_u32(a.x)), y = vreinterpretq_bf16_f32((float32x4_t)b);
+  sum = (Vec)vbfdotq_f32((float32x4_t)sum, x, y);
 #else
-  Bits y = (Bits)load(reinterpret_cast<const float*>(b));
+  Bits y = (Bits)b;
   sum += all(__builtin_bit_cast(float, a.x & 0xffff0000u)) * (Vec)(y & 0xffff0000u);
   sum += all(__builtin_bit_cast(float, a.x << 16)) * (Vec)(y << 16);
 #endif
+}
+
+template <class Element> NOMAX_INLINE void multiply_add(Vec& sum, Element a, const Element* b) {
+  multiply_add(sum, a, load(reinterpret_cast<const float*>(b)));
 }
 
 constexpr int64_t CHUNK = 64;           // a power of x multiplies the error of x: then half of that, see chunk_of
@@ -145,10 +152,8 @@ static void strip_of(int64_t columns, const Element* a, int64_t a_stride, const 
     tile<R, WIDE, Transposed>(a, a_stride, b, b_stride, steps, finish);
   switch (columns / W) {
     case 1: return tile<R, 1, Transposed>(a, a_stride, b, b_stride, steps, finish);
-#if defined(__AVX512F__) || defined(NOMAX_EMULATE)
-    case 2: return tile<R, 2, Transposed>(a, a_stride, b, b_stride, steps, finish);
-    case 3: return tile<R, 3, Transposed>(a, a_stride, b, b_stride, steps, finish);
-#endif
+    case 2: if constexpr (WIDE == 4) return tile<R, 2, Transposed>(a, a_stride, b, b_stride, steps, finish); break;
+    case 3: if constexpr (WIDE == 4) return tile<R, 3, Transposed>(a, a_stride, b, b_stride, steps, finish);
   }
 }
 

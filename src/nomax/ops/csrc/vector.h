@@ -3,8 +3,10 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX512BF16__) || defined(__F16C__)
+#if defined(__AVX512F__) || defined(__F16C__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #define NOMAX_INLINE static inline __attribute__((always_inline))
@@ -16,6 +18,8 @@ namespace NOMAX_ISA {
 constexpr int W = 16, WIDE = 4;     // 32 registers: 6 rows x 4 vectors of sums
 #elif defined(__AVX2__)
 constexpr int W = 8, WIDE = 2;      // 16 registers: 6 rows x 2 vectors
+#elif defined(__aarch64__)
+constexpr int W = 4, WIDE = 4;      // NEON: 32 registers, as AVX-512 has
 #else
 constexpr int W = 4, WIDE = 2;
 #endif

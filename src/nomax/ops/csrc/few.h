@@ -1,0 +1,237 @@
+// Few query rows, as in decoding: each key and each value is used once or a few times, so reading them is all that takes
+// time. Keys are turned in registers rather than copied, and values whose weights are all zero are not read. For each
+// output number the terms and their order are those of forward.h, so that a row's result is the same to the bit.
+#pragma once
+#include "layout.h"
+
+namespace nomax {
+namespace NOMAX_ISA {
+
+constexpr int64_t AHEAD = 8;           // values between the one that is read and the one that is asked for
+constexpr int64_t KEYS_AHEAD = 2 * W;
+// Percent of weights that are not zero, below which the others' values are skipped.
+template <class Element> constexpr int64_t SPARSE = Element::each == 1 ? 70 : 38;
+constexpr uint32_t EVERY = 0xffffffffu, LOW = 0xffffu;
+constexpr int64_t MOST_WIDE = 1024;    // numbers of a value that is read where it lies
+alignas(64) constexpr uint16_t NOTHING[MOST_WIDE] = {};
+
+template <class Element> NOMAX_INLINE void ask_for(const Element* row, int64_t elements) {
+  for (int64_t e = 0; e < elements; e += 64 / int64_t(sizeof(Element))) __builtin_prefetch(row + e);
+}
+
+// scores[r][key] = Σ_t A(r, t) · K(key, t) for R rows and W keys, of which `present` are there.
+template <int R, class Element>
+NOMAX_INLINE void turned_products(const Element* a, int64_t a_stride, const Element* keys, int64_t key_stride,
+                                  int64_t present, int64_t steps, int64_t chunk, float* scores, int64_t stride) {
+  Vec sum[R] = {}, earlier[R] = {};
+  for (int64_t t = 0; t < steps; t += W) {
+    Vec block[W];
+    const float* from = reinterpret_cast<const float*>(keys + t);
+    if (t + W <= steps) {
+#pragma GCC unroll 16
+      for (int r = 0; r < W; r++) block[r] = r < present ? load(from + r * key_stride) : Vec{};
+      transpose_block(block);
+    } else {
+      for (int e = 0; e < steps - t; e++)
+        for (int r = 0; r < W; r++) block[e][r] = r < present ? from[r * key_stride + e] : 0.0f;
+    }
+    if (Element::each == 1 && t && t % chunk == 0) {
+      for (int r = 0; r < R; r++) earlier[r] = t == chunk ? sum[r] : earlier[r] + sum[r];
+      for (int r = 0; r < R; r++) sum[r] = Vec{};
+    }
+    const int count = int(least(W, steps - t));
+#pragma GCC unroll 16
+    for (int e = 0; e < W; e++) {
+      if (e >= count) break;
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) multiply_add(sum[r], a[r * a_stride + t + e], block[e]);
+    }
+  }
+  const bool cut = Element::each == 1 && steps > chunk;
+  for (int r = 0; r < R; r++) store(scores + r * stride, cut ? sum[r] + earlier[r] : sum[r]);
+}
+
+template <int R, class Element>
+static void score_keys_of(const Element* a, int64_t a_stride, const Operand<Element>& keys, int64_t count, int64_t steps,
+                          int64_t chunk, int64_t beyond, float* scores, int64_t stride) {
+  for (int64_t j = 0; j < count; j += W) {
+    const int64_t ahead = j + KEYS_AHEAD, end = least(count + beyond, ahead + W);
+    for (int64_t key = ahead; key < end; key++) ask_for(keys.data + key * keys.stride, steps);
+    turned_products<R>(a, a_stride, keys.data + j * keys.stride, keys.stride, least(W, count - j), steps, chunk,
+                       scores + j, stride);
+  }
+}
+
+// scores[r][key] for at most ROWS rows and any number of keys, filled up to whole vectors. `beyond`: how many keys lie
+// behind these in memory and will be wanted next.
+template <class Element>
+static void score_keys(int rows, const Element* a, int64_t a_stride, const Operand<Element>& keys, int64_t count,
+                       int64_t steps, int64_t chunk, int64_t beyond, float* scores, int64_t stride) {
+  switch (rows) {
+    case 1: return score_keys_of<1>(a, a_stride, keys, count, steps, chunk, beyond, scores, stride);
+    case 2: return score_keys_of<2>(a, a_stride, keys, count, steps, chunk, beyond, scores, stride);
+    case 3: return score_keys_of<3>(a, a_stride, keys, count, steps, chunk, beyond, scores, stride);
+    case 4: return score_keys_of<4>(a, a_stride, keys, count, steps, chunk, beyond, scores, stride);
+    case 5: return score_keys_of<5>(a, a_stride, keys, count, steps, chunk, beyond, scores, stride);
+    case 6: return score_keys_of<6>(a, a_stride, keys, count, steps, chunk, beyond, scores, stride);
+  }
+}
+
+// 1 where any bit but the sign is set, else 0; without a branch, which no CPU could predict.
+NOMAX_INLINE uint32_t is_nonzero(uint32_t bits) { return ((bits & 0x7fffffffu) + 0x7fffffffu) >> 31; }
+NOMAX_INLINE uint32_t low_is_nonzero(uint32_t pair) { return ((pair & 0x7fffu) + 0x7fffu) >> 15; }
+NOMAX_INLINE uint32_t high_is_nonzero(uint32_t pair) { return low_is_nonzero(pair >> 16); }
+
+NOMAX_INLINE uint32_t bits_of(Float x) { return __builtin_bit_cast(uint32_t, x.x); }
+NOMAX_INLINE uint32_t bits_of(Pair x) { return x.x; }
+
+// The bits of all rows, or-ed together.
+template <class Element> NOMAX_INLINE uint32_t any_of(int rows, const Element* weights, int64_t stride) {
+  uint32_t any = 0;
+  for (int r = 0; r < rows; r++) any |= bits_of(weights[r * stride]);
+  return any;
+}
+
+// Lists the elements of the weights that are not zero in every row, and returns how many there are; -1 if so few numbers
+// are zero that reading all values in their order is faster. The weights have room for whole vectors, and so has the list.
+template <class Element>
+NOMAX_INLINE int64_t list_nonzero(int rows, const Element* weights, int64_t stride, int64_t count, int32_t* list) {
+  int64_t kept = 0, numbers = 0, t = 0;
+#if defined(__AVX512F__)
+  for (; t + W <= count; t += W) {
+    __m512i any = _mm512_setzero_si512();
+    for (int r = 0; r < rows; r++) any = _mm512_or_si512(any, _mm512_loadu_si512(weights + r * stride + t));
+    const __mmask16 low = _mm512_test_epi32_mask(any, _mm512_set1_epi32(Element::each == 1 ? 0x7fffffff : 0x7fff));
+    const __mmask16 high = Element::each == 1 ? 0 : _mm512_test_epi32_mask(any, _mm512_set1_epi32(0x7fff0000));
+    const __m512i places = _mm512_add_epi32((__m512i)counting(), _mm512_set1_epi32(int(t)));
+    _mm512_storeu_si512(list + kept, _mm512_maskz_compress_epi32(low | high, places));
+    kept += __builtin_popcount(low | high);
+    numbers += __builtin_popcount(low) + __builtin_popcount(high);
+  }
+#endif
+  for (; t < count; t++) {
+    const uint32_t any = any_of(rows, weights + t, stride);
+    const uint32_t low = Element::each == 1 ? is_nonzero(any) : low_is_nonzero(any);
+    const uint32_t high = Element::each == 1 ? 0 : high_is_nonzero(any);
+    list[kept] = int32_t(t);
+    kept += low | high;
+    numbers += low + high;
+  }
+  return numbers * 100 < count * Element::each * SPARSE<Element> ? kept : -1;
+}
+
+// Where the values of a block of keys lie.
+struct ValueRows {
+  const Source* from;
+  int64_t first, count;
+
+  template <class Number> const Number* row(int64_t key) const {
+    return static_cast<const Number*>(from->data) + from->place(first + key);
+  }
+  // A row of a pair; nothing if it is not wanted.
+  const uint16_t* half(int64_t key, uint32_t wanted, int64_t column) const {
+    const uintptr_t all = -uintptr_t(wanted), there = reinterpret_cast<uintptr_t>(row<uint16_t>(key) + column);
+    return reinterpret_cast<const uint16_t*>((there & all) | (reinterpret_cast<uintptr_t>(NOTHING) & ~all));
+  }
+};
+
+// Element t of the weights meets one row of values, or two; `bits` are those of the weights.
+NOMAX_INLINE void ask_for_values(const ValueRows& values, Float, int64_t t, uint32_t, int64_t width) {
+  ask_for(values.row<float>(t), width);
+}
+NOMAX_INLINE void ask_for_values(const ValueRows& values, Pair, int64_t t, uint32_t bits, int64_t width) {
+  ask_for(values.half(2 * t, low_is_nonzero(bits), 0), width);
+  ask_for(values.half(2 * t + 1, high_is_nonzero(bits), 0), width);
+}
+
+template <int N>
+NOMAX_INLINE void load_values(const ValueRows& values, Float, int64_t t, uint32_t, int64_t column, Vec (&b)[N]) {
+  const float* row = values.row<float>(t) + column;
+#pragma GCC unroll 8
+  for (int n = 0; n < N; n++) b[n] = load(row + n * W);
+}
+template <int N>
+NOMAX_INLINE void load_values(const ValueRows& values, Pair, int64_t t, uint32_t bits, int64_t column, Vec (&b)[N]) {
+  const uint16_t* even = values.half(2 * t, low_is_nonzero(bits), column);
+  const uint16_t* odd = values.half(2 * t + 1, high_is_nonzero(bits), column);
+#pragma GCC unroll 8
+  for (int n = 0; n < N; n++)
+    b[n] = (Vec)((Bits)load_bfloat16(even + n * W) >> 16 | (Bits)load_bfloat16(odd + n * W));
+}
+
+// A block of keys whose weights are known. Its values are added while those of the next block are on their way.
+template <class Element> struct Weighed {
+  int rows = 0;
+  const Element* weights = nullptr;
+  int64_t stride = 0;
+  ValueRows values;
+  int64_t width;
+  const int32_t* list = nullptr;       // null: every element is taken
+  int64_t kept = 0;
+
+  uint32_t bits(int64_t t) const { return any_of(rows, weights + t, stride); }
+};
+
+template <class Element> NOMAX_INLINE void ask_for_listed(const Weighed<Element>& block) {
+  if (block.list)
+    for (int64_t i = 0; i < block.kept; i++)
+      ask_for_values(block.values, Element{}, block.list[i], block.bits(block.list[i]), block.width);
+}
+
+template <int R, int N, class Element>
+NOMAX_INLINE void add_value_tile(const Weighed<Element>& block, int64_t column, float* sums) {
+  Vec sum[R][N] = {};
+  auto add = [&](int64_t t, uint32_t bits) __attribute__((always_inline)) {
+    Vec b[N];
+    load_values(block.values, Element{}, t, bits, column, b);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+      for (int n = 0; n < N; n++) multiply_add(sum[r][n], block.weights[r * block.stride + t], b[n]);
+  };
+  if (block.list) {
+    for (int64_t i = 0; i < block.kept; i++)
+      add(block.list[i], any_of(R, block.weights + block.list[i], block.stride));
+  } else {
+    const int64_t whole = block.values.count / Element::each;
+    for (int64_t t = 0; t < whole; t++) {
+      if (column == 0 && t + AHEAD < whole) ask_for_values(block.values, Element{}, t + AHEAD, EVERY, block.width);
+      add(t, EVERY);
+    }
+    if (whole * Element::each < block.values.count) add(whole, LOW);
+  }
+  for (int r = 0; r < R; r++)
+    for (int n = 0; n < N; n++) {
+      float* place = sums + r * block.width + column + n * W;
+      store(place, load(place) + sum[r][n]);
+    }
+}
+
+template <int R, class Element> static void add_value_rows(const Weighed<Element>& block, float* sums) {
+  int64_t column = 0;
+  if constexpr (R == 1)
+    for (; column + 2 * PANEL <= block.width; column += 2 * PANEL) add_value_tile<R, 2 * WIDE>(block, column, sums);
+  for (; column + PANEL <= block.width; column += PANEL) add_value_tile<R, WIDE>(block, column, sums);
+  for (; column < block.width; column += W) add_value_tile<R, 1>(block, column, sums);
+}
+
+// sums[r] += Σ weights[r][t] · value[t]
+template <class Element> static void add_values(const Weighed<Element>& block, float* sums) {
+  switch (block.rows) {
+    case 1: return add_value_rows<1>(block, sums);
+    case 2: return add_value_rows<2>(block, sums);
+    case 3: return add_value_rows<3>(block, sums);
+    case 4: return add_value_rows<4>(block, sums);
+    case 5: return add_value_rows<5>(block, sums);
+    case 6: return add_value_rows<6>(block, sums);
+  }
+}
+
+// Whether the rows of values can be read where they lie.
+template <class Element> NOMAX_INLINE bool in_place(const Source& from, int64_t dim) {
+  const Type type = Element::each == 1 ? Type::float32 : Type::bfloat16;
+  return from.type == type && from.column == 1 && dim % W == 0 && dim <= MOST_WIDE;
+}
+
+}  // namespace NOMAX_ISA
+}  // namespace nomax
