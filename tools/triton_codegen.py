@@ -4,8 +4,8 @@
     python tools/triton_codegen.py --quick    # one case for every GPU, without the table; a minute
 
 It makes the calls that `nomax.attention` would make, catches what they would launch, and compiles that ahead of time.
-It fails if a kernel does not use the tensor instructions of its GPU, needs more shared memory than a program can have,
-or spills more registers to memory than LARGEST_SPILL.
+It fails if a kernel does not use the tensor instructions of its GPU, rounds float32 to TF32, needs more shared memory
+than a program can have, or spills more registers to memory than LARGEST_SPILL.
 """
 
 import argparse
@@ -23,11 +23,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from nomax._files import write, write_json
-from nomax.ops import triton as backend
-from nomax.ops import triton_kernels as kernels
+from nomax.ops.triton import backend, launch
+from nomax.ops.triton.tuning import Config, candidates
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
-KERNELS = ("forward", "query_gradient", "key_gradients", "bias_gradient")
+KERNELS = tuple(launch.KERNELS)
+FUNCTIONS = dict(launch.KERNELS)
 LARGEST_SPILL = 256  # bytes of a thread
 
 
@@ -36,6 +37,10 @@ class Gpu(NamedTuple):
     target: GPUTarget
     instruction: str  # of its tensor units, in half precision
     shared: int  # bytes that one program can have
+    exact: str = "fma.rn.f32"  # what multiplies float32 without rounding it first
+
+    def multiplies(self, dtype: torch.dtype) -> str:
+        return self.exact if dtype == torch.float32 else self.instruction
 
 
 GPUS = [
@@ -43,7 +48,7 @@ GPUS = [
     Gpu("H100 (sm90)", GPUTarget("cuda", 90, 32), "wgmma.mma_async", 232_448),
     Gpu("B200 (sm100)", GPUTarget("cuda", 100, 32), "tcgen05.mma", 232_448),
     Gpu("RTX 5090 (sm120)", GPUTarget("cuda", 120, 32), "mma.sync", 101_376),
-    Gpu("MI300X (gfx942)", GPUTarget("hip", "gfx942", 64), "v_mfma", 65_536),
+    Gpu("MI300X (gfx942)", GPUTarget("hip", "gfx942", 64), "v_mfma", 65_536, "v_mfma_f32_"),
 ]
 
 
@@ -56,9 +61,12 @@ class Case(NamedTuple):
 
 CASES = [
     Case(torch.bfloat16, 64, "causal", "relu"),
+    Case(torch.bfloat16, 80, "causal", "relu"),  # in tiles of 128, whose last columns are masked
     Case(torch.bfloat16, 128, "causal", "relu"),
     Case(torch.float16, 64, "bias", "relu"),
     Case(torch.bfloat16, 256, "plain", "gelu"),
+    Case(torch.float32, 64, "causal", "relu"),
+    Case(torch.float32, 128, "bias", "relu"),
 ]
 
 
@@ -70,7 +78,7 @@ class Launch(NamedTuple):
     options: dict[str, Any]
 
 
-def launches(case: Case, config: backend.Config) -> list[Launch]:
+def launches(case: Case, config: Config) -> list[Launch]:
     """Return what a forward and a backward pass would launch."""
     query, key = torch.empty(2, 8, 512, case.dim, dtype=case.dtype), torch.empty(2, 8, 512, case.dim, dtype=case.dtype)
     mask = seed = factor = None
@@ -80,13 +88,13 @@ def launches(case: Case, config: backend.Config) -> list[Launch]:
         factor = torch.ones(2, 1, 512)
     activation, diagonal = backend.NAMES.index(case.activation), 0 if case.kind == "causal" else None
     dropout = 0.0 if seed is None else 0.1
-    settings = (activation, case.dim**-0.5, 1 / 512, 0.5, diagonal, dropout, [0, 0, 0])
+    settings = (activation, case.dim**-0.5, 1 / 512, 0.5, diagonal, dropout)
     inputs = (query, key, key, mask, factor, factor, seed, None, None, *settings)
     caught: list[Launch] = []
 
     class Catch:
         def __init__(self, name: str) -> None:
-            self.function = getattr(kernels, name)
+            self.function = FUNCTIONS[name]
             self.name = name
 
         def __getitem__(self, grid: Any) -> Any:
@@ -97,12 +105,13 @@ def launches(case: Case, config: backend.Config) -> list[Launch]:
 
             return catch
 
-    with mock.patch.object(backend, "_tuned", lambda kernel, call, variant, launch: launch(config)):
-        for name in KERNELS:
-            mock.patch.object(kernels, name, Catch(name)).start()
-        backend._forward(*inputs, False)
-        backend._backward(torch.empty_like(query), None, *inputs, mask is not None)
-        mock.patch.stopall()
+    catching = {name: Catch(name) for name in KERNELS}
+    with (
+        mock.patch.object(launch, "tuned", lambda kernel, call, variant, each: each(config)),
+        mock.patch.dict(launch.KERNELS, catching),
+    ):
+        launch.forward(*inputs, False)
+        launch.backward(torch.empty_like(query), None, *inputs, mask is not None)
     return caught
 
 
@@ -111,9 +120,9 @@ TYPES = {
 }  # fmt: skip
 
 
-def source(launch: Launch) -> ASTSource:
+def source(caught: Launch) -> ASTSource:
     """Specialise a kernel for its arguments, as triton does when it launches one."""
-    function = getattr(kernels, launch.kernel)
+    function = FUNCTIONS[caught.kernel]
     constants: dict[tuple[int, ...], Any] = {}
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
 
@@ -132,7 +141,7 @@ def source(launch: Launch) -> ASTSource:
 
     signature = {}
     for place, (name, parameter) in enumerate(zip(function.arg_names, function.params, strict=True)):
-        value = launch.arguments[name]
+        value = caught.arguments[name]
         if parameter.is_constexpr:
             signature[name], constants[(place,)] = "constexpr", value
         else:
@@ -149,17 +158,18 @@ class Result(NamedTuple):
     tile: str
     instruction: str
     instructions: int
+    rounded: int  # instructions that round float32 to TF32 before they multiply: none is wanted
     shared: int
     careful_shared: int  # of the second launch, for blocks whose results are not finite
     registers: int
     spill: int
 
 
-def compiled(gpu: Gpu, case: Case, kernel: str, config: backend.Config, careful: bool = True) -> Result:
+def compiled(gpu: Gpu, case: Case, kernel: str, config: Config, careful: bool = True) -> Result:
     """Compile a kernel, and its careful twin, with one way to cut the work."""
-    chosen = [launch for launch in launches(case, config) if launch.kernel == kernel]
-    plain = [launch for launch in chosen if not launch.arguments.get("CAREFUL")]
-    twins = [launch for launch in chosen if launch.arguments.get("CAREFUL")] if careful else []
+    chosen = [each for each in launches(case, config) if each.kernel == kernel]
+    plain = [each for each in chosen if not each.arguments.get("CAREFUL")]
+    twins = [each for each in chosen if each.arguments.get("CAREFUL")] if careful else []
     options = {"num_warps": config.warps, "num_stages": config.stages, "enable_fp_fusion": True}
     first, *others = [triton.compile(source(each), target=gpu.target, options=options) for each in plain + twins]
     text = first.asm["ptx"] if gpu.target.backend == "cuda" else first.asm["amdgcn"]
@@ -171,8 +181,9 @@ def compiled(gpu: Gpu, case: Case, kernel: str, config: backend.Config, careful:
         dim=case.dim,
         kind=case.kind,
         tile=f"{config.rows}×{config.keys}, {config.warps} warps, {config.stages} stages",
-        instruction=gpu.instruction,
-        instructions=text.count(gpu.instruction),
+        instruction=gpu.multiplies(case.dtype),
+        instructions=text.count(gpu.multiplies(case.dtype)),
+        rounded=len(re.findall(r"\.tf32|_xf32", text)),
         shared=first.metadata.shared,
         careful_shared=max((each.metadata.shared for each in others), default=0),
         registers=registers,
@@ -198,7 +209,7 @@ def usage(kernel: Any, gpu: Gpu) -> tuple[int, int]:
 def best(gpu: Gpu, case: Case, kernel: str, careful: bool = True) -> Result:
     """Compile the first candidate that is as it should be; without one, the first of all."""
     results = []
-    for config in backend.candidates(kernel, case.dtype, case.dim):
+    for config in candidates(kernel, case.dtype, case.dim):
         results.append(compiled(gpu, case, kernel, config, careful))
         if not complaints(results[-1], gpu):
             return results[-1]
@@ -211,7 +222,9 @@ def complaints(result: Result, gpu: Gpu) -> list[str]:
     if max(result.shared, result.careful_shared) > gpu.shared:
         wrong.append(f"needs {max(result.shared, result.careful_shared):,} bytes of shared memory, of {gpu.shared:,}")
     if result.instructions == 0:
-        wrong.append(f"has no {gpu.instruction}")
+        wrong.append(f"has no {result.instruction}")
+    if result.rounded:
+        wrong.append(f"rounds float32 to TF32 in {result.rounded} instructions")
     if result.spill > LARGEST_SPILL:
         wrong.append(f"spills {result.spill} bytes of a thread, more than {LARGEST_SPILL}")
     return wrong
@@ -223,13 +236,14 @@ def table(results: list[Result]) -> str:
         "",
         f"The Triton kernels, compiled ahead of time by triton {triton.__version__} for GPUs that were not at hand. "
         "**Nothing here ran on a GPU, and nothing is a measurement of speed.** Checked: half precision uses the tensor "
-        "instructions of its GPU, everything fits into a program's shared memory, and a thread spills at most "
+        "instructions of its GPU, float32 is multiplied as it is and never rounded to TF32, everything fits into a "
+        "program's shared memory, and a thread spills at most "
         f"{LARGEST_SPILL} bytes. bias: a float mask with its "
         "gradient, dropout, a factor and a shift for each row, grouped heads. For each GPU it is the first candidate "
         "of which all this holds; on a GPU the fastest is chosen. Shared memory is that of the kernel and "
         "that of the second launch, for blocks whose results are not finite.",
         "",
-        "| GPU | kernel | dtype | dim | kind | tile | tensor instruction | count | shared memory | registers | spill |",
+        "| GPU | kernel | dtype | dim | kind | tile | multiplies by | count | shared memory | registers | spill |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     lines += [
@@ -255,8 +269,9 @@ def main() -> None:
                 results.append(result)
                 print(
                     f"{gpu.name:<17} {kernel:<15} {result.dtype:<9} {case.dim:>3} {case.kind:<10} {result.tile:<27} "
-                    f"{result.instructions:>3} {gpu.instruction:<16} {result.shared:>7,} / {result.careful_shared:>7,} "
-                    f"bytes, {result.registers:>3} registers, spill {result.spill}"
+                    f"{result.instructions:>4} {result.instruction:<16} "
+                    f"{result.shared:>7,} / {result.careful_shared:>7,} bytes, "
+                    f"{result.registers:>3} registers, spill {result.spill}"
                     + "".join(f"\n    WRONG: {each}" for each in wrong),
                     flush=True,
                 )

@@ -206,10 +206,19 @@ def exchanges(mesh):
         return
     by_way = {(cost.phi, cost.schedule): cost for cost in measure.counted(mesh, 16, "bfloat16")}
     ring, reduce = by_way["relu/L", "keys travel"], by_way["relu/L", "keys stay"]
-    assert ring.forward == {"gather": 0, "reduce-scatter": 0, "message": n - 1}
-    assert ring.backward == {"gather": 0, "reduce-scatter": 0, "message": 2 * (n - 1)}
-    assert reduce.forward == reduce.backward == {"gather": 1, "reduce-scatter": 1, "message": 0}
-    assert by_way["softmax", "keys stay"].forward["gather"] == 2
+    none = dict.fromkeys(measure.KINDS, 0)
+    assert ring.forward == none | {"message": n - 1}
+    assert ring.backward == none | {"message": 2 * (n - 1)}
+    assert reduce.forward == reduce.backward == none | {"gather": 1, "reduce-scatter": 1}
+    # A fair softmax exchanges as often, and a few more bytes: its rows' sums.
+    fair = by_way["softmax", "keys travel"], by_way["softmax", "keys stay"]
+    assert [each.exchanges for each in fair] == [each.exchanges for each in (ring, reduce)]
+    assert fair[0].bytes_forward == ring.bytes_forward
+    assert fair[1].forward == none | {"gather": 1, "all-to-all": 1}
+    numbers_of_rows = 16 // n * measure.BATCH * measure.HEADS
+    assert fair[1].bytes_forward == reduce.bytes_forward + (n - 1) * numbers_of_rows * 4
+    assert fair[1].bytes_backward == reduce.bytes_backward + (n - 1) * numbers_of_rows * 8
+    assert by_way["softmax", "keys stay, sums first"].forward["gather"] == 2
     numbers = 16 // n * measure.BATCH * measure.HEADS * measure.DIM  # of this rank's queries, keys or values
     assert ring.bytes_forward == (n - 1) * 2 * numbers * 2
     assert ring.bytes_backward == (n - 1) * 2 * numbers * (2 + 4)

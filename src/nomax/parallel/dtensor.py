@@ -12,7 +12,7 @@ from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.placement_types import Placement
 
 from nomax.ops import cpu
-from nomax.ops.cpu import Arguments
+from nomax.ops.registration import Arguments
 
 BATCH, HEADS, POSITIONS = 0, 1, 2
 Sharding = tuple[list[Placement | None], list[Placement | None]]

@@ -34,13 +34,13 @@ MOST_RANKS = 16  # of rings whose error is simulated
 # What an exchange is, by torch's names: (kind, the bytes that a rank sends over those of its input, by ranks).
 _EXCHANGES = {
     "send": ("message", lambda ranks: 1.0),
-    "all_to_all": ("message", lambda ranks: 1.0),  # torch's ring uses it to pass on one message
-    "alltoall": ("message", lambda ranks: 1.0),
+    "all_to_all": ("message", lambda ranks: 1.0),  # by this name, torch's ring passes on one message
+    "alltoall": ("all-to-all", lambda ranks: (ranks - 1) / ranks),
     "allgather": ("gather", lambda ranks: ranks - 1.0),
     "all_gather": ("gather", lambda ranks: ranks - 1.0),
     "reduce_scatter": ("reduce-scatter", lambda ranks: (ranks - 1) / ranks),
 }
-KINDS = ("gather", "reduce-scatter", "message")
+KINDS = ("gather", "reduce-scatter", "all-to-all", "message")
 
 
 class Traffic(TorchDispatchMode):
@@ -203,7 +203,8 @@ def modelled(layer: Layer, ranks: int, machine: Machine | None = None) -> dict[t
     """Return the seconds of computing and of waiting, forwards and backwards, by φ and schedule.
 
     A ring waits where a message takes longer than the block that is computed meanwhile. Collectives are not hidden,
-    send their bytes over one link, and take log₂(ranks) latencies. Merging softmax's results is counted as free.
+    send their bytes over one link, and take log₂(ranks) latencies. Merging softmax's results is counted as free, and an
+    all-to-all as a reduce-scatter of the same bytes.
     """
     machine = machine or Machine()
     block = (
@@ -226,8 +227,8 @@ def modelled(layer: Layer, ranks: int, machine: Machine | None = None) -> dict[t
     waits = {
         (SOFTMAX, "keys travel"): ring([(2 * keys, block), (6 * keys, 2.5 * block)]),
         (SOFTMAX, "keys gathered"): collectives(2 * keys, 4 * keys),
-        # At best, rows' maxima are reduced and told to all, and the backward pass needs outputs as well.
-        (SOFTMAX, "keys stay"): collectives(*reduce[:2], rows, rows, 6 * queries, 4 * queries),
+        # Its rows' sums travel with partial outputs, and they and Σ out·grad with queries and gradients.
+        (SOFTMAX, "keys stay"): collectives(reduce[0], reduce[1] + rows, reduce[2] + 2 * rows, reduce[3]),
         (PHI, "keys travel"): ring([(2 * keys, block), (6 * keys, 2.5 * block)]),
         (PHI, "keys gathered"): collectives(2 * keys, 4 * keys),
         (PHI, "keys stay"): collectives(*reduce),
