@@ -2,7 +2,7 @@
 
 import pytest
 
-from nomax.parallel.measure import EXACT, LAYERS, ROUNDED, Machine, errors, modelled
+from nomax.parallel.measure import EXACT, KEPT, LAYERS, ROUNDED, Machine, errors, modelled
 from nomax.parallel.peers import WAYS
 from nomax.study.images import sequence_parallel
 from nomax.study.images.sequence_parallel import CORES, RingError, SplitExchanges, SplitTime
@@ -34,7 +34,7 @@ def test_it_is_judged_by_the_fewest_exchanges_with_the_same_memory(gathers, outc
     assert verdict.verdict == outcome
     assert f"all queries: 7 and {6 + gathers}" in verdict.sentence
     assert f"before it adds up partial outputs needs {7 + gathers} exchanges" in verdict.sentence
-    assert "1.00 (relu/L, parts in float32), 4.00 (softmax, parts in bfloat16)" in verdict.sentence
+    assert "1.00 (relu/L, all in float32), 4.00 (softmax, parts in bfloat16)" in verdict.sentence
 
 
 def test_errors_of_rings_follow_the_precision_of_parts():
@@ -42,6 +42,9 @@ def test_errors_of_rings_follow_the_precision_of_parts():
     for phi in ("softmax", "relu/L"):
         assert line[f"{phi}, {EXACT}"][4] == pytest.approx(line[f"{phi}, {EXACT}"][1], rel=0.01)
         assert line[f"{phi}, {ROUNDED}"][4] > line[f"{phi}, {EXACT}"][4]
+    ours = line[f"relu/L, {KEPT}"]
+    assert ours[4] == pytest.approx(ours[1], rel=0.01)
+    assert ours[4] < line[f"relu/L, {ROUNDED}"][4]
 
 
 def test_without_runs_nothing_is_judged():

@@ -48,7 +48,8 @@ TITLE = "Attention without softmax: speed relative to PyTorch’s softmax attent
 MEMORY_LENGTH = 16_384
 MEMORY_SETTINGS = [(participant, mode) for participant in (OURS, "sdpa") for mode in (FORWARD, BACKWARD)]
 
-GPUS = ("cuda", "xpu")
+Device = Literal["auto", "cpu", "cuda", "xpu"]
+GPUS: tuple[Device, ...] = ("cuda", "xpu")
 ALL_SHAPES = SHAPES | GPU_SHAPES
 Dtypes = tuple[Literal["float32", "bfloat16", "float16"], ...]
 BOTH: Dtypes = ("float32", "bfloat16")
@@ -97,7 +98,7 @@ class Options(harness.ThreadedOptions):
     GPU they are called attention-gpu, and speeds are TFLOP/s by FlashAttention's formula, SDPA's beside ours.
     """
 
-    device: Literal["auto", "cpu", "cuda", "xpu"] = "auto"
+    device: Device = "auto"
     """auto: a GPU if there is one. AMD's GPUs are cuda, too."""
     shapes: tuple[str, ...] = ()
     """On a CPU by default ViT-S/32, S/16, S/8 and ViT-B/16, long and causal sequences, a padded batch, a decode step, a
@@ -115,7 +116,7 @@ class Options(harness.ThreadedOptions):
     """Also measure the peak memory of a call with 16,384 keys."""
 
     @property
-    def place(self) -> str:
+    def place(self) -> Device:
         """The type of the device to measure on."""
         if self.device != "auto":
             return self.device

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nomax.parallel.layout import Layout
 from nomax.parallel.peers import PHI, WAYS, flash
-from nomax.parallel.split_problem import SplitProblem, Sums
+from nomax.parallel.split_problem import SplitProblem
 from nomax.phi import SOFTMAX, Phi
 
 BATCH, HEADS, DIM = 1, 4, 64
@@ -142,15 +142,15 @@ def _rank(rank: int, ranks: int, length: int, rounds: int, dtype: str, folder: s
     dist.destroy_process_group()
 
 
-ROUNDED, EXACT = "parts in bfloat16", "parts in float32"
+ROUNDED, KEPT, EXACT = "parts in bfloat16", "parts in float32", "all in float32"
 
 
 def errors(length: int = 1024, most: int = MOST_RANKS, seeds: Sequence[int] = range(3)) -> dict[str, dict[int, float]]:
     """Return the relative error of a ring in bfloat16, by φ, precision of parts and number of (simulated) ranks.
 
-    It is the norm of the difference from float64 over that of the result. Both φ are computed both ways, to tell what
-    comes from the φ and what from the precision: torch's ring rounds parts to bfloat16, ours computes them in float32.
-    Softmax's parts are merged by torch's own class, relu/L's are added up in float32.
+    It is the norm of the difference from float64 over that of the result. torch's ring rounds parts to bfloat16, ours
+    keeps their sums in float32, and so both φ are computed also with everything in float32 until the end, to tell what
+    comes from the φ and what from the precision. Softmax's parts are merged by torch's own class.
     """
     from torch.distributed.tensor.experimental._context_parallel._attention import _SDPAMerger
 
@@ -164,16 +164,18 @@ def errors(length: int = 1024, most: int = MOST_RANKS, seeds: Sequence[int] = ra
         for ranks in rings:
             layout = Layout.contiguous(length, ranks)
             problem = SplitProblem(phi=Phi.parse(PHI), queries=Layout.sized([length]), keys=layout, scale=DIM**-0.5)
-            for precision, dtype in ((ROUNDED, torch.bfloat16), (EXACT, torch.float32)):
-                sums, merger = Sums(query, value, rows=False), _SDPAMerger(convert_to_f32=True, seq_dim=2)
+            for precision in (ROUNDED, KEPT, EXACT):
+                dtype = torch.float32 if precision == EXACT else torch.bfloat16
+                sums, merger = problem.sums(query, value), _SDPAMerger(convert_to_f32=True, seq_dim=2)
                 for rank in range(ranks):
-                    part = [layout.local(x, rank, 2) for x in (key, value)]
-                    one = Sums(query, value, rows=False)
-                    problem.forward(one, query, part[0], part[1], (0, rank))
-                    sums.all += one.all.to(dtype)
-                    out, logarithm = flash(*(x.to(dtype) for x in (query, *part)))
-                    merger.step(out, logarithm, partial=False)
+                    inputs = [x.to(dtype) for x in (query, *(layout.local(x, rank, 2) for x in (key, value)))]
+                    one = problem.sums(query, value)
+                    problem.forward(one, inputs[0], inputs[1], inputs[2], (0, rank))
+                    sums.all += one.all.to(torch.bfloat16) if precision == ROUNDED else one.all
+                    merger.step(*flash(*inputs), partial=False)
                 outs = {PHI: sums.all.bfloat16(), SOFTMAX: merger.results()[0].bfloat16()}
+                if precision == KEPT:  # softmax's kernel has no such way
+                    del outs[SOFTMAX]
                 for phi, out in outs.items():
                     error = float((out.double() - exact[phi]).norm() / exact[phi].norm())
                     norms.setdefault(f"{phi}, {precision}", {}).setdefault(ranks, []).append(error)

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from nomax import _figures
 from nomax.parallel import measure
-from nomax.parallel.measure import KINDS, LAYERS, MODELLED, ROUNDED, Machine, modelled
+from nomax.parallel.measure import EXACT, KINDS, LAYERS, MODELLED, ROUNDED, Machine, modelled
 from nomax.parallel.peers import HELD, PHI, WAYS
 from nomax.phi import SOFTMAX
 from nomax.study.engine.experiment import Experiment, Measurement
@@ -320,7 +320,7 @@ def _error_figure(errors: Mapping[str, Mapping[int, float]]) -> Figure:
     caption = (
         "The error of attention in bfloat16 when the keys are split over a ring: the norm of the difference from "
         "float64, over that of the result. Parts are rounded to bfloat16, as in torch's context_parallel (dashed), or "
-        "computed in float32, as in ours (solid); where lines coincide, the last is on top."
+        "kept in float32, as in ours (solid). Dotted: everything in float32 until the end."
     )
     table = Table(
         ("φ and parts", "ranks", "relative error"),
@@ -342,7 +342,7 @@ def _paint_errors(errors: Mapping[str, Mapping[int, float]]) -> Any:
         return picture
     for name, line in errors.items():
         phi, _, precision = name.partition(", ")
-        style = "--o" if precision == ROUNDED else "-o"
+        style = {ROUNDED: "--o", EXACT: ":o"}.get(precision, "-o")
         axis.plot(list(line), list(line.values()), style, color=_figures.colour_of(phi).light, label=name)
     axis.legend(frameon=False, fontsize="small")
     axis.set_xscale("log", base=2)
