@@ -16,12 +16,11 @@ from torch.utils.flop_counter import register_flop_formula
 from nomax.ops import length, registration
 from nomax.ops.build import BuildError, library
 from nomax.ops.problem import Problem
-from nomax.ops.registration import NO_TENSORS, gradients_of, output, save
-from nomax.phi import ACTIVATIONS, Phi
+from nomax.ops.registration import CODES, NO_TENSORS, gradients_of, inputs_of, output, save
+from nomax.phi import Phi
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # in the order of Type in csrc/problem.h
 SMALL = 4096  # numbers; below, the way to a kernel takes longer than the work of a layer
-CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
 
 # Operators without an autograd formula, once they are loaded: a tiny call would notice the time to look them up.
 attend_forward: Any = None
@@ -69,7 +68,7 @@ def attend(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     operator = attend_forward
     if differentiable:
         operator = _attend_eagerly if _is_eager(query, key, value, mask) else torch.ops.nomax.attend
-    out, statistics = operator(*_inputs(problem), problem.rows)
+    out, statistics = operator(*inputs_of(problem), problem.rows)
     return (out, *statistics.unbind(0)) if problem.rows else (out, statistics, statistics)
 
 
@@ -80,7 +79,7 @@ def serves_parts(problem: Problem) -> bool:
 
 def attend_part(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """Return what `attend` returns, in float32 and without gradients: the summands of a larger problem."""
-    out, statistics = attend_one_part(*_inputs(problem), *problem.origin, problem.rows)
+    out, statistics = attend_one_part(*inputs_of(problem), *problem.origin, problem.rows)
     return (out, *statistics.unbind(0)) if problem.rows else (out, statistics, statistics)
 
 
@@ -89,20 +88,8 @@ def part_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the gradients of query, key, value and, if wanted, a float mask, in float32."""
     statistics = None if grad_sums is None else torch.stack(grad_sums)
-    query, key, value, bias = gradients_of_one_part(grad, statistics, *_inputs(problem), *problem.origin, bias_wanted)
+    query, key, value, bias = gradients_of_one_part(grad, statistics, *inputs_of(problem), *problem.origin, bias_wanted)
     return query, key, value, bias if bias_wanted else None
-
-
-def _inputs(problem: Problem) -> tuple[Any, ...]:
-    """Return the arguments of `attend` but for the last."""
-    query_offsets, key_offsets = problem.query_offsets, problem.key_offsets
-    if query_offsets is not None and key_offsets is not None:
-        query_offsets, key_offsets = query_offsets.long().contiguous(), key_offsets.long().contiguous()
-    return (
-        problem.query, problem.key, problem.value, problem.mask, problem.row_gain, problem.row_shift, problem.seed,
-        query_offsets, key_offsets, CODES[problem.activation], problem.scale, problem.gain, problem.shift,
-        problem.diagonal, problem.dropout,
-    )  # fmt: skip
 
 
 def _is_linear(problem: Problem) -> bool:

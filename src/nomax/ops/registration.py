@@ -6,6 +6,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from nomax.ops.problem import Problem
+from nomax.phi import ACTIVATIONS
+
 
 class Arguments(NamedTuple):
     """The arguments of `attend`, in the order of the schema in csrc/binding.cpp. torch hands them over as a tuple.
@@ -32,6 +35,7 @@ class Arguments(NamedTuple):
     last: bool  # rows, if forward
 
 
+CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
 TENSORS = Arguments._fields.index("activation")  # as many of them are tensors
 MASK = Arguments._fields.index("mask")
 NO_TENSORS = (None,) * (TENSORS - MASK)  # neither mask nor whatever else only some calls have
@@ -41,6 +45,18 @@ SCHEMA = (
     "Tensor? query_offsets, Tensor? key_offsets, int activation, float scale, float gain, float shift, "
     "SymInt? diagonal, float dropout, bool last"
 )
+
+
+def inputs_of(problem: Problem) -> tuple[Any, ...]:
+    """Return the arguments of `attend` but for the last."""
+    query_offsets, key_offsets = problem.query_offsets, problem.key_offsets
+    if query_offsets is not None and key_offsets is not None:
+        query_offsets, key_offsets = query_offsets.long().contiguous(), key_offsets.long().contiguous()
+    return (
+        problem.query, problem.key, problem.value, problem.mask, problem.row_gain, problem.row_shift, problem.seed,
+        query_offsets, key_offsets, CODES[problem.activation], problem.scale, problem.gain, problem.shift,
+        problem.diagonal, problem.dropout,
+    )  # fmt: skip
 
 
 def register(namespace: str, kernels: str) -> None:

@@ -15,13 +15,11 @@ from torch.autograd import forward_ad
 
 from nomax.ops import registration
 from nomax.ops.problem import Problem
-from nomax.ops.registration import SCHEMA
-from nomax.phi import ACTIVATIONS
+from nomax.ops.registration import SCHEMA, inputs_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 DEVICES = ("cuda", "xpu")  # AMD's GPUs are cuda, too, in torch
 WIDEST = 256  # head dimension: a row must fit into registers
-NAMES = tuple(ACTIVATIONS)
 
 _loaded = False
 _lock = Lock()
@@ -77,7 +75,7 @@ for _function in (is_interpreted, _missing):
 def attend(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """Return what the reference returns: the outputs and, if problem.rows, each row's Σh and Σ h·log h."""
     load()
-    out, statistics = torch.ops.nomax_triton.attend(*_inputs(problem), problem.rows)
+    out, statistics = torch.ops.nomax_triton.attend(*inputs_of(problem), problem.rows)
     return (out, *statistics.unbind(0)) if problem.rows else (out, statistics, statistics)
 
 
@@ -88,7 +86,7 @@ def serves_parts(problem: Problem) -> bool:
 
 def attend_part(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """Return what `attend` returns, in float32 and without gradients: the summands of a larger problem."""
-    out, statistics = _launch().forward(*_inputs(problem), problem.rows, origin=problem.origin, dtype=torch.float32)
+    out, statistics = _launch().forward(*inputs_of(problem), problem.rows, origin=problem.origin, dtype=torch.float32)
     return (out, *statistics.unbind(0)) if problem.rows else (out, statistics, statistics)
 
 
@@ -98,18 +96,9 @@ def part_gradients(
     """Return the gradients of query, key, value and, if wanted, a float mask, in float32."""
     statistics = None if grad_sums is None else torch.stack(grad_sums)
     query, key, value, bias = _launch().backward(
-        grad, statistics, *_inputs(problem), bias_wanted, origin=problem.origin, dtype=torch.float32
+        grad, statistics, *inputs_of(problem), bias_wanted, origin=problem.origin, dtype=torch.float32
     )
     return query, key, value, bias if bias_wanted else None
-
-
-def _inputs(problem: Problem) -> tuple[Any, ...]:
-    """Return the arguments of the operator but for the last."""
-    return (
-        problem.query, problem.key, problem.value, problem.mask, problem.row_gain, problem.row_shift, problem.seed,
-        problem.query_offsets, problem.key_offsets, NAMES.index(problem.activation), problem.scale, problem.gain,
-        problem.shift, problem.diagonal, problem.dropout,
-    )  # fmt: skip
 
 
 def load() -> None:

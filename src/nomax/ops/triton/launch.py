@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from nomax.ops.problem import hidden
-from nomax.ops.registration import Arguments, output, shapes, shapes_backward
+from nomax.ops.registration import CODES, Arguments, output, shapes, shapes_backward
 from nomax.ops.triton import backward as backward_kernels
 from nomax.ops.triton import forward as forward_kernel
-from nomax.ops.triton.backend import NAMES, is_interpreted
+from nomax.ops.triton.backend import is_interpreted
 from nomax.ops.triton.call import Call, Constants, Slots, Tiles, View
 from nomax.ops.triton.tuning import Config, tuned
 
@@ -21,6 +21,7 @@ KERNELS: dict[str, Any] = {
     "key_gradients": backward_kernels.key_gradients,
     "bias_gradient": backward_kernels.bias_gradient,
 }
+NAMES = tuple(CODES)
 _LOW_32 = 0xFFFFFFFF
 
 
