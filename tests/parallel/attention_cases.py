@@ -83,18 +83,22 @@ def close(actual: Tensor, expected: Tensor, whole: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=EQUAL * max(scale, 1.0))
 
 
-def half_precision(mesh, schedule):
+def half_precision(mesh, schedule, length=LENGTH, dropout_p=0.0):
     """The error may be at most twice that of one process."""
-    rank, layout = mesh.get_local_rank(), Layout.zigzag(LENGTH, mesh.size())
-    whole = tensors(dtype=torch.bfloat16)
+    rank, layout = mesh.get_local_rank(), Layout.zigzag(length, mesh.size())
+    whole = tensors(length, length, dtype=torch.bfloat16)
     exact = [x.detach().double().requires_grad_() for x in whole]
-    alone = nomax.attention(*whole, is_causal=True)
-    truth = nomax.attention(*exact, is_causal=True)
+    settings = {"is_causal": True, "dropout_p": dropout_p}
+    torch.manual_seed(7)
+    alone = nomax.attention(*whole, **settings)
+    torch.manual_seed(7)
+    truth = nomax.attention(*exact, **settings)
+    torch.manual_seed(7)
     weight = torch.randn(alone.shape, generator=torch.Generator().manual_seed(0))
     alone.backward(weight.bfloat16())
     truth.backward(weight.bfloat16().double())
     parts = [layout.local(x.detach(), rank, 2).clone().requires_grad_() for x in whole]
-    out = attention(*parts, is_causal=True, mesh=mesh, layout=layout, schedule=schedule)
+    out = attention(*parts, **settings, mesh=mesh, layout=layout, schedule=schedule)
     out.backward(layout.local(weight.bfloat16(), rank, 2))
     together = partial(gather, mesh=mesh, dim=2, layout=layout)
     assert_precise(together(out), alone, truth)
@@ -353,6 +357,9 @@ def cases(mesh) -> dict[str, Callable[[], None]]:
     everything |= {f"{name} (ring)": partial(compare, mesh, "ring", **settings) for name, settings in ring.items()}
     for schedule in SCHEDULES:
         everything[f"half precision ({schedule})"] = partial(half_precision, mesh, schedule)
+        everything[f"half precision, longer, with dropout ({schedule})"] = partial(
+            half_precision, mesh, schedule, length=197, dropout_p=0.2
+        )
         everything[f"doubles ({schedule})"] = partial(doubles, mesh, schedule)
         everything[f"leading dimensions ({schedule})"] = partial(leading_dimensions, mesh, schedule)
     everything["fewest bytes"] = partial(fewest_bytes, mesh)
