@@ -261,8 +261,8 @@ def table(results: list[Result]) -> str:
 
 def digest() -> str:
     """Return a hash of the kernels' source."""
-    folder = Path(launch.__file__).parent
-    return hashlib.sha256(b"".join((folder / name).read_bytes() for name in SOURCES)).hexdigest()[:16]
+    folder, names = Path(launch.__file__).parent, [name for name in SOURCES if name != "tuning.py"]
+    return hashlib.sha256(b"".join((folder / name).read_bytes() for name in names)).hexdigest()[:16]
 
 
 def earlier(versions: dict[str, str]) -> dict[tuple[Any, ...], Result]:
@@ -270,8 +270,9 @@ def earlier(versions: dict[str, str]) -> dict[tuple[Any, ...], Result]:
     written = json.loads((RESULTS / "triton.json").read_text())
     if any(written.get(name) != version for name, version in versions.items()):
         return {}
+    gpus = {gpu.name: gpu for gpu in GPUS}
     rows = [Result(**each) for each in written["kernels"]]
-    return {row[:5]: row for row in rows}
+    return {row[:5]: row for row in rows if not complaints(row, gpus[row.gpu])}
 
 
 def main() -> None:

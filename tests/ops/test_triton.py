@@ -9,8 +9,11 @@ import sys
 
 import pytest
 import torch
+import torch.distributed as dist
 from precision import assert_precise
-from semantics import no_triton
+from semantics import no_triton, on_gpu
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import nomax
@@ -343,6 +346,29 @@ def test_compiles_with_inductor():
     torch.testing.assert_close(compiled(x, weight), block(x, weight))
     grads = [torch.autograd.grad(f(x, weight).square().sum(), weight)[0] for f in (compiled, block)]
     torch.testing.assert_close(*grads)
+
+
+@pytest.mark.triton
+@with_triton
+@pytest.mark.skipif(on_gpu, reason="one process with gloo stands for the ranks")
+def test_dtensors():
+    from nomax.parallel import dtensor
+
+    dtensor.register_operators()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        whole = tensors(requires_grad=True)
+        expected = nomax.attention(*whole, backend="triton")
+        expected.sum().backward()
+        parts = [distribute_tensor(x.detach(), mesh, [Shard(2)]).requires_grad_() for x in whole]
+        out = nomax.attention(*parts, backend="triton")
+        out.sum().backward()
+        torch.testing.assert_close(out.full_tensor(), expected)
+        for x, y in zip(parts, whole, strict=True):
+            torch.testing.assert_close(x.grad.full_tensor(), y.grad)
+    finally:
+        dist.destroy_process_group()
 
 
 # Which tiles: chosen by the clock, and kept.

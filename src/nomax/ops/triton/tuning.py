@@ -30,6 +30,9 @@ class Config(NamedTuple):
     stages: int
 
 
+SPREAD = (Config(32, 32, 8, 1),)  # wide heads of float32 over more threads, where registers would spill
+
+
 def candidates(kernel: str, dtype: torch.dtype, width: int) -> list[Config]:
     """Return how a kernel may cut its work, the likely best first; what does not fit a GPU's memory is passed over.
 
@@ -45,9 +48,9 @@ def candidates(kernel: str, dtype: torch.dtype, width: int) -> list[Config]:
             if width <= 128:
                 return [Config(128, 64, 8, 3), Config(128, 128, 8, 2), Config(64, 64, 4, 2)]
             return [Config(128, 64, 8, 2), Config(64, 32, 4, 2)]
-        return [Config(64, 64, 4, 2), Config(64, 32, 4, 2)] if width <= 64 else [Config(32, 32, 4, 2)]
+        return [Config(64, 64, 4, 2), Config(64, 32, 4, 2)] if width <= 64 else [Config(32, 32, 4, 2), *SPREAD]
     if not half:
-        return [Config(32, 32, 4, 1)]
+        return [Config(32, 32, 4, 1), *SPREAD]
     if width > 128:  # 64 of what a program owns, since the tensor instructions of newer GPUs take no less
         if kernel == "key_gradients":
             return [Config(32, 64, 8, 2), Config(32, 64, 8, 1), Config(32, 32, 4, 1)]
