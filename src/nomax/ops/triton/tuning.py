@@ -50,7 +50,10 @@ def candidates(kernel: str, dtype: torch.dtype, width: int) -> list[Config]:
             return [Config(128, 64, 8, 2), Config(64, 32, 4, 2)]
         return [Config(64, 64, 4, 2), Config(64, 32, 4, 2)] if width <= 64 else [Config(32, 32, 4, 2), *SPREAD]
     if not half:
-        return [Config(32, 32, 4, 1), *SPREAD]
+        if width <= 64:
+            return [Config(32, 32, 4, 1), *SPREAD]
+        # Half as much of what passes by: ordinary units keep both factors of a product in registers.
+        return [Config(16, 32, 8, 1) if kernel == "key_gradients" else Config(32, 16, 8, 1), Config(32, 32, 4, 1)]
     if width > 128:  # 64 of what a program owns, since the tensor instructions of newer GPUs take no less
         if kernel == "key_gradients":
             return [Config(32, 64, 8, 2), Config(32, 64, 8, 1), Config(32, 32, 4, 1)]
