@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import nomax
-from nomax.bench import attention, peers
+from nomax.bench import attention, harness, peers
 from nomax.bench.results import Check
 from nomax.cli import main
 
@@ -177,3 +177,75 @@ def test_goals_speak_of_things_that_are_measured() -> None:
         assert wish.peer in {*peers.PEERS, peers.UNCAUSAL, ""}
         assert set(wish.ours) <= {peers.OURS, *attention.Options.phis}
         assert all(wish.mode in peers.SHAPES[name].modes or len(wish.shapes) > 1 for name in wish.shapes)
+
+
+@pytest.mark.parametrize(
+    ("shape", "mode", "expected"),
+    [
+        (peers.Shape("", "", 8, 32, 2048, 2048, 64), peers.FORWARD, 4 * 2048**2 * 64 * 32 * 8),
+        (peers.Shape("", "", 8, 32, 2048, 2048, 64, causal=True), peers.FORWARD, 4 * 2048**2 * 64 * 32 * 8 / 2),
+        (peers.Shape("", "", 1, 16, 512, 512, 128), peers.BACKWARD, 4 * 512**2 * 128 * 16 * (1 + 2.5)),
+        (peers.Shape("", "", 2, 1, 4, 8, 16, padded=True), peers.FORWARD, 4 * 4 * 8 * 16 * 2),
+    ],
+)
+def test_operations_by_the_formula_of_flash_attention(shape: peers.Shape, mode: str, expected: float) -> None:
+    assert shape.flash_flop(mode) == expected
+
+
+class Stub:
+    """Stands for the module of a GPU whose tensors are on the CPU."""
+
+    waits = 0
+
+    @classmethod
+    def synchronize(cls) -> None:
+        cls.waits += 1
+
+    is_available = staticmethod(lambda: True)
+    get_device_name = staticmethod(lambda: "a GPU for tests")
+
+
+def test_on_a_gpu_speeds_stand_beside_those_of_softmax(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], measured: Any
+) -> None:
+    monkeypatch.setattr(torch, "get_device_module", lambda device: Stub)
+    make = peers.make_inputs
+    monkeypatch.setattr(attention, "make_inputs", lambda shape, dtype, device: make(shape, dtype))
+    # So short that a toy reaches some TFLOP/s.
+    times = {"relu/L": [1e-9], "sdpa": [2e-9]}
+    monkeypatch.setattr(harness, "race", lambda calls, *_: {name: times.get(name, [1.0]) for name in calls})
+    assert attention.run(quick(tmp_path, device="cuda", peers=("sdpa",), shapes=("gpu-2k", "gpu-2k-causal"))) == 0
+    raw = measured("attention-gpu")
+    assert raw["facts"]["gpu"] == "a GPU for tests"
+    assert raw["goals"] == []
+    shape = peers.GPU_SHAPES["gpu-2k-causal"].shrunk()
+    speeds = [shape.flash_flop(peers.FORWARD) / seconds / 1e12 for seconds in (1e-9, 2e-9)]
+    assert speeds[1] > 1
+    text = (tmp_path / "attention-gpu.md").read_text()
+    assert "| shape | nomax | SDPA | vs SDPA |" in text
+    assert f"| {speeds[0]:.1f} | {speeds[1]:.1f} | 2.00× |" in text
+    out = capsys.readouterr().out
+    assert "TFLOP/s" in out
+    assert "GFLOP/s" not in out
+
+
+def test_on_a_gpu_samples_wait_for_it() -> None:
+    Stub.waits = 0
+    harness.race({"call": lambda: None}, rounds=2, least_seconds=1e-9, finish=Stub.synchronize)
+    assert Stub.waits >= 6  # before and after the first call and each of two samples
+
+
+def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.xpu.is_available():
+        pytest.skip("there is one")
+    assert attention.run(attention.Options(device="xpu", smoke=True)) == 2
+    assert "--device xpu: torch.xpu.is_available() is False" in capsys.readouterr().err
+
+
+def test_defaults_follow_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = attention.Options(device="cpu").settled()
+    assert (cpu.shapes, cpu.dtypes, cpu.peers) == (tuple(peers.SHAPES), ("float32", "bfloat16"), tuple(peers.PEERS))
+    gpu = attention.Options(device="cuda").settled()
+    assert (gpu.shapes, gpu.dtypes, gpu.peers) == (tuple(peers.GPU_SHAPES), ("bfloat16", "float16"), ("sdpa", "flex"))
+    assert len(gpu.threads) == 1
+    assert attention.Options(device="cuda", peers=("eager",)).settled().peers == ("eager",)

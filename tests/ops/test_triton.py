@@ -9,13 +9,20 @@ import sys
 
 import pytest
 import torch
+import torch.distributed as dist
 from precision import assert_precise
-from semantics import no_triton
+from semantics import no_triton, on_gpu
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import nomax
-from nomax.ops import backends, triton
+from nomax.ops import backends
 from nomax.ops.arguments import canonical
+from nomax.ops.registration import Arguments
+from nomax.ops.triton import backend as triton
+from nomax.ops.triton import tuning
+from nomax.ops.triton.tuning import Config
 from nomax.phi import ACTIVATIONS
 
 with_triton = pytest.mark.skipif(bool(no_triton), reason=no_triton)
@@ -63,8 +70,8 @@ def test_what_a_gpu_gets(missing, shape, dtype, reason, monkeypatch):
 def test_nothing_imports_triton_before_a_call_needs_it():
     program = "import sys, torch, nomax; nomax.attention(*torch.ones(3, 1, 1, 2, 4)); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert "nomax.ops.triton" in done.stdout.split(), done.stderr
-    assert "nomax.ops.triton_kernels" not in done.stdout.split()
+    assert "nomax.ops.triton.backend" in done.stdout.split(), done.stderr
+    assert not {"nomax.ops.triton.tile", "nomax.ops.triton.launch"} & set(done.stdout.split())
 
 
 # Numbers that are not finite, or too large for float16.
@@ -144,17 +151,18 @@ def test_weights_too_large_for_float16_are_summed_all_the_same(arguments):
 @with_triton
 @pytest.mark.parametrize("diagonal", [None, 0, 20, -30])
 def test_blocks_without_a_visible_key_are_not_in_the_lists(diagonal):
-    triton.load()
+    from nomax.ops.triton.launch import Run
+
     mask = torch.zeros(1, 2, 40, 100, dtype=torch.bool)
     mask[0, 0, 3, 5] = mask[0, 0, 39, 70] = mask[0, 1, 16:32, 64:] = True
     query, key = torch.randn(1, 2, 40, 8), torch.randn(1, 2, 100, 8)
-    settings = (0, 1.0, 1.0, 0.0, diagonal, 0.0, [0, 0, 0], False)
-    work = triton._Run(triton.Arguments(query, key, key, mask, *(None,) * 5, *settings))
-    config = triton.Config(16, 32, 4, 1)
+    settings = (0, 1.0, 1.0, 0.0, diagonal, 0.0, False)
+    work = Run(Arguments(query, key, key, mask, *(None,) * 5, *settings))
+    config = Config(16, 32, 4, 1)
     seen = mask if diagonal is None else mask & torch.ones(40, 100, dtype=torch.bool).tril(diagonal)
     for of_keys in (False, True):
         tiles = work.tiles(config, of_keys=of_keys)
-        order, count = tiles.order.data, tiles.count.data
+        order, count = tiles.order.data, tiles.counts.data
         matrix, sizes = (seen.mT, (32, 16)) if of_keys else (seen, (16, 32))
         for head in range(2):
             for block, rows in enumerate(matrix[0, head].split(sizes[0])):
@@ -175,7 +183,7 @@ def arguments(requires_grad=True, rows=False, dropout=0.0, diagonal=None, mask=N
     seed = torch.tensor(5, device="cpu") if dropout else None
     query, key, value = tensors(requires_grad=requires_grad)
     activation = list(ACTIVATIONS).index("softplus")
-    settings = (activation, 0.3, 0.5, 0.1, diagonal, dropout, [0, 0, 0], rows)
+    settings = (activation, 0.3, 0.5, 0.1, diagonal, dropout, rows)
     return (query, key, value, mask, None, None, seed, None, None, *settings)
 
 
@@ -272,5 +280,159 @@ def test_dropout_in_a_part_is_that_of_the_whole():
     problem, _ = canonical(*tensors(shape=(1, 2, 20, 8)), dropout=0.4)
     problem = backends.replace(problem, seed=torch.tensor(77, device="cpu"))
     whole, *_ = triton.attend(problem)
-    parts = [triton.attend(problem.part((8, 20), keys))[0] for keys in ((0, 7), (7, 20))]
-    torch.testing.assert_close(sum(parts), whole[:, :, 8:])
+    parts = [problem.part((8, 20), keys) for keys in ((0, 7), (7, 20))]
+    torch.testing.assert_close(sum(triton.attend_part(part)[0] for part in parts), whole[:, :, 8:])
+    grad = torch.randn_like(whole[:, :, 8:])
+    for part in parts:
+        expected = backends.part_gradients(part, grad, backend="reference")
+        for x, y in zip(triton.part_gradients(part, grad, None, False)[:3], expected[:3], strict=True):
+            torch.testing.assert_close(x, y)
+
+
+@pytest.mark.triton
+@with_triton
+def test_parts_in_half_precision_are_float32():
+    problem, _ = canonical(*tensors(shape=(1, 2, 20, 8), dtype=torch.float16))
+    out, *_ = backends.attend_part(problem, "triton")
+    expected, *_ = backends.attend_part(problem, "reference")
+    assert out.dtype == expected.dtype == torch.float32
+    torch.testing.assert_close(out, expected, rtol=1e-3, atol=1e-3)  # weights are rounded once, sums are not
+    grad = torch.randn_like(problem.query)
+    got, right = (backends.part_gradients(problem, grad, backend=name)[:3] for name in ("triton", "reference"))
+    for x, y in zip(got, right, strict=True):
+        assert x.dtype == torch.float32
+        torch.testing.assert_close(x, y, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.triton
+@with_triton
+def test_addresses_outgrow_32_bits():
+    """Rows so far apart that the last one lies beyond 2^31 numbers; the memory between them is never touched."""
+    apart = 2**27 + 64
+    far = torch.empty(apart * 17 + 8, dtype=torch.float16).as_strided((1, 1, 18, 8), (0, 0, apart, 1))
+    near = torch.randn(1, 1, 18, 8).half()
+    far.copy_(near)
+    key, value = tensors(2, (1, 1, 18, 8), torch.float16)
+    mask = torch.empty(apart * 17 + 18, dtype=torch.bool).as_strided((1, 1, 18, 18), (0, 0, apart, 1))
+    mask.copy_(torch.rand(18, 18) < 0.5)
+    for inputs in ((far, key, value), (key, far, value), (key, value, far)):
+        close = [near if x is far else x for x in inputs]
+        got = nomax.attention(*inputs, mask, backend="triton")
+        assert torch.equal(got, nomax.attention(*close, mask.clone(), backend="triton"))
+
+
+@pytest.mark.triton
+@with_triton
+def test_autocast_chooses_the_dtype():
+    leaves = tensors()
+    with torch.autocast(leaves[0].device.type, dtype=torch.float16):
+        got = nomax.attention(*leaves, backend="triton")
+    assert got.dtype == torch.float16
+    assert torch.equal(got, nomax.attention(*(x.half() for x in leaves), backend="triton"))
+
+
+@pytest.mark.triton
+@with_triton
+@pytest.mark.slow
+def test_compiles_with_inductor():
+    torch.compiler.reset()
+
+    def block(x, weight):
+        q, k, v = (x @ weight).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        return nomax.attention(q, k, v, is_causal=True, backend="triton").transpose(1, 2).flatten(2)
+
+    x, weight = torch.randn(2, 20, 16), torch.randn(16, 48, requires_grad=True)
+    compiled = torch.compile(block, fullgraph=True)
+    torch.testing.assert_close(compiled(x, weight), block(x, weight))
+    grads = [torch.autograd.grad(f(x, weight).square().sum(), weight)[0] for f in (compiled, block)]
+    torch.testing.assert_close(*grads)
+
+
+@pytest.mark.triton
+@with_triton
+@pytest.mark.skipif(on_gpu, reason="one process with gloo stands for the ranks")
+def test_dtensors():
+    from nomax.parallel import dtensor
+
+    dtensor.register_operators()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        whole = tensors(requires_grad=True)
+        expected = nomax.attention(*whole, backend="triton")
+        expected.sum().backward()
+        parts = [distribute_tensor(x.detach(), mesh, [Shard(2)]).requires_grad_() for x in whole]
+        out = nomax.attention(*parts, backend="triton")
+        out.sum().backward()
+        torch.testing.assert_close(out.full_tensor(), expected)
+        for x, y in zip(parts, whole, strict=True):
+            torch.testing.assert_close(x.grad.full_tensor(), y.grad)
+    finally:
+        dist.destroy_process_group()
+
+
+# Which tiles: chosen by the clock, and kept.
+
+
+def test_the_fastest_that_fits_is_chosen():
+    choices = tuning.candidates("forward", torch.float16, 64)
+    launched = []
+
+    def launch(config):
+        launched.append(config)
+        if config == choices[0]:
+            raise MemoryError
+
+    def time(call):
+        call()
+        return {choices[1]: 2.0, choices[2]: 1.0}[launched[-1]]
+
+    assert tuning.fastest(choices, launch, time, MemoryError) == choices[2]
+    assert tuning.fastest(choices[:1], launch, time, MemoryError) is None
+
+
+@pytest.mark.parametrize("kernel", ["forward", "query_gradient", "key_gradients", "bias_gradient"])
+@pytest.mark.parametrize("dtype", triton.DTYPES)
+@pytest.mark.parametrize("width", [8, 64, 80, 128, 256])
+def test_the_list_of_tiles_is_short(kernel, dtype, width):
+    choices = tuning.candidates(kernel, dtype, width)
+    assert 1 <= len(choices) <= 3
+    assert len(set(choices)) == len(choices)
+
+
+@pytest.fixture
+def tiles_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("NOMAX_CACHE", str(tmp_path))
+    yield tmp_path
+    tuning.known.cache_clear()
+
+
+def test_choices_are_kept_for_each_gpu_version_and_source(tiles_folder, monkeypatch):
+    config = Config(64, 32, 4, 2)
+    path = tuning.place("a GPU", "3.7.1")
+    tuning.remember(path, "forward", config)
+    tuning.known.cache_clear()  # as in another process
+    assert tuning.known(path) == {"forward": config}
+    assert path.parent == tiles_folder
+    assert len({path, tuning.place("another GPU", "3.7.1"), tuning.place("a GPU", "3.8")}) == 3
+    monkeypatch.setattr(tuning, "SOURCES", tuning.SOURCES[1:])
+    assert tuning.place("a GPU", "3.7.1") != path
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"forward": 3}', '{"forward": [1, 2]}', '{"forward": ["x"]}'])
+def test_damaged_choices_are_ignored_with_a_warning(tiles_folder, content):
+    path = tuning.place("a GPU", "3.7.1")
+    path.write_text(content)
+    with pytest.warns(RuntimeWarning, match="which is damaged"):
+        assert tuning.known(path) == {}
+    tuning.remember(path, "forward", Config(64, 32, 4, 2))
+    tuning.known.cache_clear()
+    assert tuning.known(path) == {"forward": Config(64, 32, 4, 2)}
+
+
+def test_without_a_place_for_them_choices_last_as_long_as_the_process(monkeypatch):
+    monkeypatch.setenv("NOMAX_CACHE", "relative/folder")
+    assert tuning.place("a GPU", "3.7.1") is None
+    tuning.remember(None, "forward", Config(64, 32, 4, 2))
+    assert tuning.known(None) == {"forward": Config(64, 32, 4, 2)}
+    tuning.known.cache_clear()

@@ -7,12 +7,14 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+import zoo
 from precision import assert_precise
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import nomax
+from nomax.conversion import inputs
 from nomax.models import ReLUFormer, ViT
 from nomax.parallel import Layout, parallelize, split, total
 
@@ -139,6 +141,98 @@ def foreign(mesh, placement):
     mean_gradients_close(model, alone, mesh)
 
 
+ZOO = {entry.name: entry for entry in zoo.TRANSFORMERS + zoo.TIMM}
+CONVERTED = {
+    "BertModel": {},
+    "ModernBertModel": {},  # rotary positions, and layers with a window
+    "ViTModel": {"qk_norm": True},
+    "GPT2LMHeadModel": {"placement": "zigzag"},
+    "LlamaForCausalLM": {"placement": "zigzag"},  # rotary positions, grouped heads
+    "MistralForCausalLM": {},  # a sliding window
+    "vit_tiny_patch16_224": {"schedule": "reduce"},
+    "vit_base_patch16_siglip_224": {},  # attention in its pooling head, which is not split
+    "beit_base_patch16_224": {},  # a bias of relative positions
+}
+NOT_SPLIT = {
+    "T5ForConditionalGeneration": "several stacks of layers",
+    "CLIPModel": "several stacks of layers",
+    "swin_tiny_patch4_window7_224": "several stacks of layers",
+    "DINOv3ViTModel": "is told position_embeddings",
+    "vit_small_patch16_rope_224": "is told rope",
+    "vit_srelpos_small_patch16_224": "is told shared_rel_pos",
+    "samvit_base_patch16": r"a sequence to split is \[batch, positions, dim\]",
+}
+
+
+def results(model, named, arguments=()):
+    """Outputs, and gradients of the parameters, by a loss to which all outputs contribute."""
+    out = zoo.first_output(lambda **named: model(*arguments, **named), named)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(9), dtype=out.dtype)
+    (out * weight).sum().backward()
+    return out
+
+
+def converted(mesh, name, qk_norm=None, **settings):
+    """A model of somebody else, with φ, in float64."""
+    alone = ZOO[name].model().double()
+    nomax.convert(alone, phi="relu/L", qk_norm=qk_norm)
+    arguments, named = inputs.made_up(alone)
+    if "input_ids" in named:  # some of it padding
+        named["attention_mask"] = torch.ones_like(named["input_ids"])
+        named["attention_mask"][1, -2:] = 0
+    model = parallelize(copy.deepcopy(alone), mesh, **settings)
+    close(results(model, named, arguments), results(alone, named, arguments))
+    mean_gradients_close(model, alone, mesh)
+    if "input_ids" in named:
+        del named["attention_mask"]  # then causal models need no mask at all
+        close(results(model, named), results(alone, named))
+
+
+def converted_torch(mesh):
+    """PyTorch's own encoder, with a causal mask for all queries."""
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 24, dropout=0.0, batch_first=True, dtype=torch.float64)
+    alone = zoo.stirred(torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
+    x, mask = torch.randn(2, 9, 16, dtype=torch.float64), torch.nn.Transformer.generate_square_subsequent_mask(9)
+    nomax.convert(alone, phi="relu/L", inputs=x)
+    model = parallelize(copy.deepcopy(alone), mesh, placement="zigzag")
+    for settings in ({}, {"mask": mask.double(), "is_causal": True}):
+        outs = [each(x, **settings) for each in (model, alone)]
+        close(*outs)
+
+
+def not_split(mesh, name):
+    """What cannot be split exactly is refused by name, before anything is sent."""
+    model = ZOO[name].model()
+    nomax.convert(model, phi="relu/L")
+    arguments, named = inputs.made_up(model)
+    with pytest.raises(ValueError, match=NOT_SPLIT[name]), torch.no_grad():
+        parallelize(model, mesh)(*arguments, **named)
+
+
+def not_split_in_part(mesh):
+    """Converted layers beside softmax, caches, packed sequences and weights."""
+    model = ZOO["BertModel"].model()
+    nomax.convert(model, phi="relu/L", layers="encoder.layer.1.*")
+    with pytest.raises(ValueError, match=r"split in encoder.layer.0, a BertLayer: .* was not converted"):
+        parallelize(model, mesh)
+    torch_layer = torch.nn.TransformerEncoderLayer(8, 2, 8)
+    model = torch.nn.TransformerEncoder(torch_layer, 1, enable_nested_tensor=False)
+    nomax.convert(model, phi="relu/L", inputs=torch.randn(3, 2, 8))
+    with pytest.raises(ValueError, match="batch_first=False"):
+        parallelize(model, mesh)
+    model = ZOO["LlamaForCausalLM"].model()
+    nomax.convert(model, phi="relu/L")
+    words = zoo.words(2, 6)
+    with torch.no_grad():
+        cache = model(words, use_cache=True).past_key_values
+        parallelize(model, mesh)
+        with pytest.raises(ValueError, match="takes no key-value cache"):
+            model(words[:, :1], past_key_values=cache)
+        with pytest.raises(ValueError, match="output_attentions"):
+            model(words, output_attentions=True, use_cache=False)
+
+
 def own_logits(mesh):
     """A language model whose logits stay split, with losses added up over the ranks."""
     alone, text = reluformer(encoder_layers=0, positions="rotary"), texts(17)
@@ -185,7 +279,7 @@ def refused(mesh):
     model = parallelize(vit(), mesh)
     with pytest.raises(ValueError, match="already"):
         parallelize(model, mesh)
-    with pytest.raises(ValueError, match="knows ViT and ReLUFormer"):
+    with pytest.raises(ValueError, match=r"knows ViT, ReLUFormer and models that nomax\.convert"):
         parallelize(torch.nn.Linear(2, 2), mesh)
     with pytest.raises(ValueError, match="nothing to pool"):
         parallelize(vit(), mesh, gather_output=False)
@@ -218,6 +312,12 @@ def cases(mesh) -> dict[str, Callable[[], None]]:
     everything["autocast"] = partial(in_half_precision, mesh)
     everything["foreign layers"] = partial(foreign, mesh, "contiguous")
     everything["foreign layers, zigzag"] = partial(foreign, mesh, "zigzag")
+    for name, settings in CONVERTED.items():
+        everything[f"converted {name}"] = partial(converted, mesh, name, **settings)
+    everything["converted encoder of torch"] = partial(converted_torch, mesh)
+    for name in NOT_SPLIT:
+        everything[f"not split: {name}"] = partial(not_split, mesh, name)
+    everything["not split in part"] = partial(not_split_in_part, mesh)
     everything["own logits"] = partial(own_logits, mesh)
     everything["data × sequence, DDP"] = partial(with_data_parallelism, mesh, "ddp")
     everything["data × sequence, FSDP2"] = partial(with_data_parallelism, mesh, "fsdp")

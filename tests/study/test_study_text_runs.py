@@ -178,7 +178,10 @@ def test_a_study_of_text_runs_by_its_command_and_finds_all_done_the_next_time(ta
     [
         (["memory", "--patches", "4"], "--patches is not for memory, which is a study of text"),
         (["memory", "--model", "pico"], "--model is not for memory"),
-        (["alpha", "--slots", "32"], "--slots is not for alpha, which is a study of images"),
+        (["alpha", "--slots", "32"], "--slots is not for alpha, which is a study of images: memory takes it."),
+        (["alpha", "--lengths", "128"], "--lengths is not for alpha, which is a study of images: documents takes it."),
+        (["sequence-parallel", "--lengths", "128"], "--lengths is not for sequence-parallel"),
+        (["memory", "--lengths", "128"], "--lengths is not for memory, which is a study of text: documents takes it."),
         (["text-phi", "--data", "nowhere"], "nowhere"),
         (["memory", "--smoke"], "nomax data get bible-en-es"),
         (["memory", "--setup", "hourly"], "did you mean hour"),

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, Self
 
 import torch
@@ -16,6 +15,7 @@ from nomax.bench.harness import Bench, Run, known, run_bench
 from nomax.bench.peers import (
     BACKWARD,
     FORWARD,
+    GPU_SHAPES,
     INFERENCE,
     OURS,
     PEERS,
@@ -48,6 +48,12 @@ TITLE = "Attention without softmax: speed relative to PyTorch’s softmax attent
 MEMORY_LENGTH = 16_384
 MEMORY_SETTINGS = [(participant, mode) for participant in (OURS, "sdpa") for mode in (FORWARD, BACKWARD)]
 
+Device = Literal["auto", "cpu", "cuda", "xpu"]
+GPUS: tuple[Device, ...] = ("cuda", "xpu")
+ALL_SHAPES = SHAPES | GPU_SHAPES
+Dtypes = tuple[Literal["float32", "bfloat16", "float16"], ...]
+BOTH: Dtypes = ("float32", "bfloat16")
+HALF: Dtypes = ("bfloat16", "float16")
 F32, BF16 = ("float32",), ("bfloat16",)
 VIT, LONG = ("S/32", "S/16", "S/8", "B/16"), ("long-2049", "long-4096")
 FROM_197 = ("S/16", "S/8", "B/16", *LONG, "causal-1024", "padded")
@@ -81,22 +87,27 @@ GOALS = (
 
 @dataclass(frozen=True)
 class Options(harness.ThreadedOptions):
-    """Measure the speed of nomax.attention against its peers on this machine's CPU, and its memory.
+    """Measure the speed of nomax.attention against its peers on this machine, and on a CPU its memory.
 
     Correctness comes first: a shape on which nomax is wrong by more than twice the error of plain PyTorch in the same
     precision is not timed, and the exit code is 1. Then all participants take turns, round after round, and the best
     round of each counts. Most of the time goes into torch.compile, which prepares the peers, and into slow peers.
     Ctrl-C stops it and keeps the measurements so far.
 
-    Writes attention.json (every sample, machine, versions), attention.md (tables) and attention.svg (a figure).
+    Writes attention.json (every sample, machine, versions), attention.md (tables) and attention.svg (a figure). On a
+    GPU they are called attention-gpu, and speeds are TFLOP/s by FlashAttention's formula, SDPA's beside ours.
     """
 
-    shapes: tuple[str, ...] = tuple(SHAPES)
-    """ViT-S/32, S/16, S/8 and ViT-B/16, long and causal sequences, a padded batch, a decode step, a tiny call."""
-    dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
-    """Precisions of query, key and value."""
-    peers: tuple[str, ...] = tuple(PEERS)
-    """sdpa: softmax; eager, compiled: relu/L in PyTorch; flex: FlexAttention in log space; peak: the core's limit."""
+    device: Device = "auto"
+    """auto: a GPU if there is one. AMD's GPUs are cuda, too."""
+    shapes: tuple[str, ...] = ()
+    """On a CPU by default ViT-S/32, S/16, S/8 and ViT-B/16, long and causal sequences, a padded batch, a decode step, a
+    tiny call; on a GPU 2,048 and 16,384 positions, causal or not, of heads of 64 and 128, and a ViT-B/16."""
+    dtypes: tuple[Literal["float32", "bfloat16", "float16"], ...] = ()
+    """Precisions of query, key and value: by default float32 and bfloat16 on a CPU, bfloat16 and float16 on a GPU."""
+    peers: tuple[str, ...] = ()
+    """sdpa: softmax; eager, compiled: relu/L in PyTorch; flex: FlexAttention in log space; peak: the core's limit. By
+    default all on a CPU, sdpa and flex on a GPU."""
     phis: tuple[str, ...] = (*SMOOTH, "identity/L")
     """Other activations to measure besides relu/L, for shapes with at least 197 queries."""
     rounds: int = 7
@@ -104,9 +115,36 @@ class Options(harness.ThreadedOptions):
     memory: bool = True
     """Also measure the peak memory of a call with 16,384 keys."""
 
+    @property
+    def place(self) -> Device:
+        """The type of the device to measure on."""
+        if self.device != "auto":
+            return self.device
+        return next((each for each in GPUS if torch.get_device_module(each).is_available()), "cpu")
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it is not a CPU."""
+        return self.place != "cpu"
+
+    def settled(self) -> Self:
+        """Return the options with the defaults of the device."""
+        shapes, dtypes, peers = (GPU_SHAPES, HALF, ("sdpa", "flex")) if self.on_gpu else (SHAPES, BOTH, tuple(PEERS))
+        return dataclasses.replace(
+            self,
+            device=self.place,
+            shapes=self.shapes or tuple(shapes),
+            dtypes=self.dtypes or dtypes,
+            peers=self.peers or peers,
+            threads=self.threads[:1] if self.on_gpu else self.threads,
+            memory=self.memory and not self.on_gpu,
+        )
+
     def validate(self) -> None:
+        if self.on_gpu and not torch.get_device_module(self.place).is_available():
+            raise ValueError(f"--device {self.place}: torch.{self.place}.is_available() is False on this machine.")
         for name in self.shapes:
-            known("shape", name, SHAPES)
+            known("shape", name, ALL_SHAPES)
         for name in self.peers:
             known("peer", name, PEERS)
         for phi in self.phis:
@@ -116,30 +154,37 @@ class Options(harness.ThreadedOptions):
                 raise ValueError(f"--phis {phi}: {remedy}")
 
     def shrunk(self) -> Self:
-        return dataclasses.replace(super().shrunk(), dtypes=self.dtypes[:1], phis=self.phis[:1])
+        return dataclasses.replace(super().shrunk(), dtypes=self.settled().dtypes[:1], phis=self.phis[:1])
 
 
 def _measure(options: Options, run: Run) -> Iterator[RenderableType]:
-    shapes = [SHAPES[name].shrunk() if options.smoke else SHAPES[name] for name in options.shapes]
+    options = options.settled()
+    shapes = [ALL_SHAPES[name].shrunk() if options.smoke else ALL_SHAPES[name] for name in options.shapes]
     run.results.facts["shapes"] = shapes
+    if options.on_gpu:
+        module = torch.get_device_module(options.device)
+        run.finish = module.synchronize
+        run.results.facts["gpu"] = module.get_device_name()
     settings = MEMORY_SETTINGS[: 1 if options.smoke else None] if options.memory else []
     entries = {shape.name: _entries(options, shape) for shape in shapes}
     steps = (len(entries[shape.name]) + len(options.threads) * len(shape.modes) for shape in shapes)
     run.expect(len(options.dtypes) * sum(steps) + len(settings))
     for shape in shapes:
         for dtype in options.dtypes:
-            inputs = make_inputs(shape, getattr(torch, dtype))
+            inputs = make_inputs(shape, getattr(torch, dtype), options.device)
             right = {}
             for name, phi in entries[shape.name].items():
                 own_inputs = dataclasses.replace(inputs, causal=False) if name == UNCAUSAL else inputs
                 with run.checking(shape.name, dtype, name) as check:
-                    compare(check, own_inputs, phi, gradients=BACKWARD in shape.modes, everywhere=phi == OURS)
+                    everywhere = phi == OURS and not options.on_gpu
+                    compare(check, own_inputs, phi, gradients=BACKWARD in shape.modes, everywhere=everywhere)
                 if check.right:
                     right[name] = (own_inputs, phi)
             for threads in options.threads if right else ():
                 for mode in shape.modes:
                     own = (OURS, *(name for name in right if name not in (OURS, UNCAUSAL)))
-                    case = Case(shape.name, dtype, mode, threads, ours=own, flop=shape.flop(mode))
+                    flop = shape.flash_flop(mode) if options.on_gpu else shape.flop(mode)
+                    case = Case(shape.name, dtype, mode, threads, ours=own, flop=flop)
                     _race(options, run, case, inputs, right)
         yield _shape_tables(run.results, shape)
     for participant, mode in settings:
@@ -150,7 +195,7 @@ def _measure(options: Options, run: Run) -> Iterator[RenderableType]:
 def _entries(options: Options, shape: Shape) -> dict[str, str]:
     """Return our participants for a shape: names, and the φ that they stand for."""
     entries = {OURS: OURS}
-    if SHAPES[shape.name].queries >= OTHER_PHIS_FROM:
+    if ALL_SHAPES[shape.name].queries >= OTHER_PHIS_FROM:
         entries |= {phi: phi for phi in options.phis}
     return entries | ({UNCAUSAL: OURS} if shape.causal else {})
 
@@ -186,7 +231,8 @@ def _race(options: Options, run: Run, case: Case, inputs: Inputs, entries: dict[
     with GRAD_MODES[case.mode]():
         for name in options.peers:
             peer = PEERS[name]
-            if case.mode not in peer.modes or (name == "peak" and (case.dtype, case.threads) != ("float32", 1)):
+            of_core = (case.dtype, case.threads, inputs.query.is_cpu) == ("float32", 1, True)
+            if case.mode not in peer.modes or (name == "peak" and not of_core):
                 continue
             with case.attempting(name):
                 call = peer.prepare(inputs, case.mode, "eager" if options.smoke else "inductor")
@@ -236,14 +282,14 @@ def _shape_tables(results: Results, shape: Shape) -> Group:
     main = [
         [
             seconds(case.best(OURS)),
-            render.number(case.gflops(), ".1f"),
+            *(_speed(results, case, name) for name in (OURS, "sdpa")),
             render.number(case.peak_share(), ".0%"),
             *(times(case.speedup(OURS, peer)) for peer in PEER_NAMES),
         ]
         for case in cases
     ]
-    peers = [f"vs {name}" for name in PEER_NAMES.values()]
-    parts.append(_table(cases, ["time", "GFLOP/s", "of\npeak", *peers], main))
+    peers, unit = [f"vs {name}" for name in PEER_NAMES.values()], _unit(results)
+    parts.append(_table(cases, ["time", unit, f"SDPA\n{unit}", "of\npeak", *peers], main))
     phis = dict.fromkeys(name for case in cases for name in case.samples if name in case.ours[1:])
     more = {f"{phi}\nvs SDPA": (phi, "sdpa") for phi in phis}
     more |= {"vs not\ncausal": (OURS, UNCAUSAL)} if shape.causal else {}
@@ -260,8 +306,19 @@ def _table(cases: list[Case], columns: list[str], rows: list[list[str]]) -> Rend
     return terminal_table(["dtype", "mode", "thr.", *columns], joined)
 
 
+def _speed(results: Results, case: Case, name: str) -> str:
+    speed = case.gflops(name)
+    return render.number(speed / 1000 if speed and "gpu" in results.facts else speed, ".1f")
+
+
+def _unit(results: Results) -> str:
+    return "TFLOP/s" if "gpu" in results.facts else "GFLOP/s"
+
+
 def report(results: Results) -> list[str]:
     """Return the tables for the README, with the conditions of the measurement."""
+    if "gpu" in results.facts:
+        return gpu_report(results)
     threads = sorted({case.threads for case in results.cases}) or [1]
     counts = f"{' / '.join(map(str, threads))} thread{'s' * (threads[-1] > 1)}"
     parts = [
@@ -295,6 +352,32 @@ def report(results: Results) -> list[str]:
     return parts
 
 
+def gpu_report(results: Results) -> list[str]:
+    """Return the tables of a GPU: TFLOP/s by FlashAttention's formula, ours beside those of softmax."""
+    parts = [
+        f"`relu/L` on a GPU, {results.facts['gpu']}. TFLOP/s by FlashAttention's formula: 4·L²·D·heads·batch forwards, "
+        f"half of it if causal, and 3.5 times that with the backward pass. {render.best_of(results)} "
+        "Shapes: batch × heads × queries × D."
+    ]
+    shapes = {shape.name: shape for shape in results.facts["shapes"]}
+    peers = {name: title for name, title in PEER_NAMES.items() if any(name in case.samples for case in results.cases)}
+    for mode in (FORWARD, BACKWARD):
+        for dtype in dict.fromkeys(case.dtype for case in results.cases):
+            rows = [
+                [
+                    f"{case.shape} ({shapes[case.shape].sizes()})",
+                    *(_speed(results, case, name) for name in (OURS, *peers)),
+                    times(case.speedup(OURS, "sdpa")),
+                ]
+                for case in results.cases
+                if (case.dtype, case.mode) == (dtype, mode)
+            ]
+            if rows:
+                table = markdown_table(["shape", "nomax", *peers.values(), "vs SDPA"], rows)
+                parts.append(f"**{dtype}, {mode}, TFLOP/s**\n\n{table}")
+    return parts
+
+
 def _row(results: Results, name: str, dtype: str, mode: str, threads: list[int]) -> list[str]:
     (shape,) = (shape for shape in results.facts["shapes"] if shape.name == name)
     cases = [results.case(name, dtype, mode, count) for count in threads]
@@ -313,4 +396,9 @@ def draw(results: Results) -> str:
 
 
 BENCH = Bench("attention", _measure, report, GOALS, draw)
-run = partial(run_bench, BENCH)
+GPU_BENCH = Bench("attention-gpu", _measure, report, ())
+
+
+def run(options: Options) -> int:
+    """Measure; see Options for what is written. Returns run_bench's exit code."""
+    return run_bench(GPU_BENCH if options.on_gpu else BENCH, options)

@@ -75,6 +75,7 @@ class Run:
     def __init__(self, options: Options, results: Results, progress: Progress) -> None:
         self.results = results
         self._options, self._progress, self._task = options, progress, progress.add_task("")
+        self.finish: Callable[[], object] = lambda: None  # waits until a GPU has done what it was asked for
 
     def expect(self, steps: int) -> None:
         """Set the total number of checks, races and other steps."""
@@ -102,7 +103,7 @@ class Run:
     def race(self, case: Case, calls: Mapping[str, Callable[[], Any]]) -> None:
         """Time calls against each other; add their seconds to the case, and the case to the results."""
         least_seconds = 1e-4 if self._options.smoke else 0.02
-        self._measure(case, lambda: race(calls, self._options.rounds, least_seconds))
+        self._measure(case, lambda: race(calls, self._options.rounds, least_seconds, self.finish))
 
     def take_turns(self, case: Case, samplers: Mapping[str, Callable[[], float]]) -> None:
         """Do the same for participants that return the seconds to count."""
@@ -208,12 +209,20 @@ def known(kind: str, name: str, table: Collection[str]) -> str:
     raise ValueError(f"there is no {kind} {name!r}{hint} There are: {', '.join(table)}.")
 
 
-def race(calls: Mapping[str, Callable[[], Any]], rounds: int, least_seconds: float) -> dict[str, list[float]]:
-    """Return each call's seconds, one sample per round; a sample repeats a short call for `least_seconds`."""
-    first = {name: _sample(call, 1) for name, call in calls.items()}
+def race(
+    calls: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    least_seconds: float,
+    finish: Callable[[], object] = lambda: None,
+) -> dict[str, list[float]]:
+    """Return each call's seconds, one sample per round; a sample repeats a short call for `least_seconds`.
+
+    finish: waits for calls that return before they are done, as on a GPU; called once in a sample, not for each call.
+    """
+    first = {name: _sample(call, 1, finish) for name, call in calls.items()}
     samplers, limits = {}, {}
     for name, call in calls.items():
-        samplers[name] = partial(_sample, call, _repeats(call, first[name], least_seconds))
+        samplers[name] = partial(_sample, call, _repeats(call, first[name], least_seconds, finish), finish)
         limits[name] = rounds if first[name] <= SLOW else min(rounds, 2) if first[name] <= VERY_SLOW else 0
     gc.collect()
     gc.disable()
@@ -235,20 +244,22 @@ def take_turns(samplers: Mapping[str, Callable[[], float]], rounds: Mapping[str,
     return samples
 
 
-def _sample(call: Callable[[], Any], repeats: int) -> float:
+def _sample(call: Callable[[], Any], repeats: int, finish: Callable[[], object]) -> float:
     """Return the mean seconds of one call."""
     numbers = range(repeats)
+    finish()
     start = perf_counter()
     for _ in numbers:
         call()
+    finish()
     return (perf_counter() - start) / repeats
 
 
-def _repeats(call: Callable[[], Any], first: float, least_seconds: float) -> int:
+def _repeats(call: Callable[[], Any], first: float, least_seconds: float, finish: Callable[[], object]) -> int:
     if first >= least_seconds:
         return 1
     # The first call of a short one is mostly warm-up: ask again with a few.
-    return math.ceil(least_seconds / _sample(call, math.ceil(least_seconds / first / 10)))
+    return math.ceil(least_seconds / _sample(call, math.ceil(least_seconds / first / 10), finish))
 
 
 def bytes_in_a_fresh_process(function: Callable[..., int], *arguments: str | int) -> int | str:

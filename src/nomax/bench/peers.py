@@ -59,6 +59,11 @@ class Shape:
         pairs = sum(sum(min(row, n) for row in rows) if self.causal else self.queries * n for n in self.lengths())
         return 4.0 * self.num_heads * self.head_dim * pairs * (3.5 if mode == BACKWARD else 1)
 
+    def flash_flop(self, mode: str) -> float:
+        """Count the operations by FlashAttention's formula: half of the pairs if causal, padding included."""
+        pairs = self.batch * self.queries * self.keys / (2 if self.causal else 1)
+        return 4.0 * self.num_heads * self.head_dim * pairs * (3.5 if mode == BACKWARD else 1)
+
     def sizes(self) -> str:
         """Return B×H×L(×K)×D."""
         keys = () if self.keys == self.queries else (self.keys,)
@@ -82,6 +87,21 @@ SHAPES = {
 }
 
 
+# Sixteen thousand positions, as in FlashAttention's tables, and a vision transformer.
+GPU_SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("gpu-2k", "2,048 positions", 8, 32, 2048, 2048),
+        Shape("gpu-16k", "16,384 positions", 1, 32, 16384, 16384),
+        Shape("gpu-2k-128", "2,048 positions, wide heads", 8, 16, 2048, 2048, 128),
+        Shape("gpu-16k-128", "16,384 positions, wide heads", 1, 16, 16384, 16384, 128),
+        Shape("gpu-2k-causal", "2,048 positions, causal", 8, 32, 2048, 2048, causal=True),
+        Shape("gpu-16k-causal", "16,384 positions, causal", 1, 16, 16384, 16384, 128, causal=True),
+        Shape("gpu-vit", "ViT-B/16 at 224 pixels", 64, 12, 197, 197),
+    )
+}
+
+
 @dataclass(frozen=True)
 class Inputs:
     """The inputs of every participant: contiguous tensors, and the mask in the forms that peers need."""
@@ -99,13 +119,14 @@ class Inputs:
         """[B, 1, 1, K], True for keys that a query may see; None if only the causal rule or nothing hides keys."""
         if self.lengths is None:
             return None
-        return torch.arange(self.key.shape[2]) < self.lengths[:, None, None, None]
+        return torch.arange(self.key.shape[2], device=self.key.device) < self.lengths[:, None, None, None]
 
     @property
     def hidden(self) -> Tensor | None:
         """True for keys that a query may not see, broadcastable to [B, H, L, K]."""
         if self.causal:
-            return torch.ones(self.query.shape[2], self.key.shape[2], dtype=torch.bool).triu(1)
+            queries, keys = self.query.shape[2], self.key.shape[2]
+            return torch.ones(queries, keys, dtype=torch.bool, device=self.query.device).triu(1)
         return None if self.mask is None else ~self.mask
 
     @property
@@ -132,7 +153,7 @@ class Inputs:
         return Inputs(*tensors, lengths=self.lengths, causal=self.causal)
 
 
-def make_inputs(shape: Shape, dtype: torch.dtype) -> Inputs:
+def make_inputs(shape: Shape, dtype: torch.dtype, device: str = "cpu") -> Inputs:
     """Return standard normal tensors, the same in every run.
 
     Query and key are rounded to multiples of 1/8, so that every precision sums their products without error: else a
@@ -144,14 +165,15 @@ def make_inputs(shape: Shape, dtype: torch.dtype) -> Inputs:
         torch.randn(shape.batch, shape.num_heads, size, shape.head_dim, generator=generator) for size in sizes
     )
     tensors = ((query * 8).round() / 8, (key * 8).round() / 8, value, grad)
-    lengths = torch.tensor(shape.lengths()) if shape.padded else None
-    return Inputs(*(x.to(dtype) for x in tensors), lengths=lengths, causal=shape.causal)
+    lengths = torch.tensor(shape.lengths(), device=device) if shape.padded else None
+    return Inputs(*(x.to(device, dtype) for x in tensors), lengths=lengths, causal=shape.causal)
 
 
 def ours(inputs: Inputs, phi: str) -> Attention:
     """Return our operation through its public API, on the backend under test."""
     # Looked up now and not at import: a test replaces it.
-    return partial(nomax.attention, attn_mask=inputs.mask, is_causal=inputs.causal, phi=phi, backend="cpu")
+    backend = "cpu" if inputs.query.is_cpu else "triton"
+    return partial(nomax.attention, attn_mask=inputs.mask, is_causal=inputs.causal, phi=phi, backend=backend)
 
 
 def sdpa(inputs: Inputs) -> Attention:
@@ -217,10 +239,11 @@ def _flex(inputs: Inputs, mode: str, compiler: str) -> Call:
         return torch.where(j == 0, 0.0, torch.log(torch.relu(score)))
 
     blocks: Any = None
+    device = inputs.query.device.type
     if inputs.causal:
-        blocks = create_block_mask(lambda b, h, i, j: j <= i + 1, None, None, queries, keys + 1, device="cpu")
+        blocks = create_block_mask(lambda b, h, i, j: j <= i + 1, None, None, queries, keys + 1, device=device)
     elif lengths is not None:
-        blocks = create_block_mask(lambda b, h, i, j: j <= lengths[b], batch, None, queries, keys + 1, device="cpu")
+        blocks = create_block_mask(lambda b, h, i, j: j <= lengths[b], batch, None, queries, keys + 1, device=device)
 
     def attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         out = flex_attention(query, key, value, score_mod=log_relu, block_mask=blocks)

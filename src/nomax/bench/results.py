@@ -101,9 +101,9 @@ class Case:
         mine, other = self.best(ours), self.best(peer)
         return other / mine if mine and other else None
 
-    def gflops(self) -> float | None:
-        """Return our speed in 10⁹ floating point operations per second."""
-        seconds = self.best(self.ours[0])
+    def gflops(self, name: str | None = None) -> float | None:
+        """Return a participant's speed in 10⁹ floating point operations per second; ours, if none is named."""
+        seconds = self.best(self.ours[0] if name is None else name)
         return self.flop / seconds / 1e9 if seconds and self.flop else None
 
     def per_second(self, name: str) -> float | None:

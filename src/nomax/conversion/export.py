@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from nomax.ops import cpu, reference
 from nomax.ops.problem import Problem
+from nomax.ops.registration import CODES, Arguments
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
 LEAST_OPSET = 18  # the first that torch.onnx writes
-_ACTIVATIONS = {code: name for name, code in cpu.CODES.items()}
+_ACTIVATIONS = {code: name for name, code in CODES.items()}
 
 
 def export_onnx(
@@ -91,7 +92,7 @@ def decompositions() -> dict["OpOverload", Callable[..., Any]]:
 
 
 def _attend(*inputs: Any) -> tuple[Tensor, Tensor]:
-    call = cpu.Arguments(*inputs)
+    call = Arguments(*inputs)
     if call.dropout > 0:
         raise ValueError("attention with dropout cannot be exported: call model.eval() first.")
     if call.query_offsets is not None:

@@ -76,7 +76,8 @@ def attend(
         causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
         out = inner(query, key, value, None, dropout, causal, scaling, grouped, **bounds)
         return out.transpose(1, 2).contiguous(), None
-    mask, causal, key, value = _mask(module, query, key, value, attention_mask, is_causal, position_bias)
+    step = query.shape[2] == 1 and inner.split is None  # of a split sequence, a process may hold one position
+    mask, causal, key, value = _mask(module, query, key, value, attention_mask, is_causal, position_bias, step)
     out = inner(query, key, value, mask, dropout, causal, scaling, grouped)
     weights = inner.weights(query, key, mask, causal, scaling, grouped) if more.get("output_attentions") else None
     return out.transpose(1, 2).contiguous(), weights
@@ -106,15 +107,14 @@ def _mask(
     mask: Tensor | None,
     is_causal: bool | None,
     bias: Tensor | None,
+    step: bool,
 ) -> tuple[Tensor | None, bool, Tensor, Tensor]:
     """Return the mask, whether attention is causal instead, and the keys and values that may be seen at all.
 
     Without a mask, transformers means "causal" wherever the module is, except in a step of one token, which sees all.
     """
     queries = query.shape[2]
-    causal = (
-        queries > 1 and mask is None and bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    )
+    causal = not step and mask is None and bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if causal and key.shape[2] > queries:  # the room of a static cache that is not filled yet
         key, value = key[:, :, :queries], value[:, :, :queries]
         bias = None if bias is None else bias[..., :queries]

@@ -5,13 +5,13 @@ B sequences, L positions, H heads of dimension D, dim = H·D.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nomax.nn.inner_attention import with_shift
+from nomax.nn.inner_attention import SplitAttention, with_shift
 from nomax.nn.layers import GatedRMSNorm, LayerNorm, Linear, angles, rotate
 from nomax.ops import length
 from nomax.ops.api import attention
@@ -100,22 +100,6 @@ class KeyValueCache:
         self.length = places.shape[1]
         kept = self._room.view(-1, dimension).index_select(0, rows.flatten())
         self._room[:, :, :, : self.length] = kept.view(two, batch, heads, -1, dimension)
-
-
-class SplitAttention(Protocol):
-    """What takes the place of `attention` in a model whose sequences are split over processes (`nomax.parallel`)."""
-
-    def attention(self, *inputs: Any, **settings: Any) -> Any:
-        """Return what `nomax.attention` returns, for the positions of this process."""
-
-    def lengths(self, phi: Phi, query: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
-        """Return φ's L for each query of this process, at least 1 and broadcasting to [B, H, Lq]."""
-
-    def rotation(self, dimension: int, like: Tensor) -> tuple[Tensor, ...]:
-        """Return cosines and sines of the angles of this process's positions, as `nn.layers.angles` does."""
-
-    def whole(self, rows: Rows) -> Rows:
-        """Return the rows of all processes, in the order of the sequence."""
 
 
 class Attention(nn.Module):

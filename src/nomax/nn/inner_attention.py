@@ -4,13 +4,31 @@ B sequences, H heads of dimension D, Hk key heads, Lq queries and Lk keys.
 """
 
 import math
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from nomax.nn.layers import LayerNorm
 from nomax.ops.api import attention, varlen_attention
+from nomax.ops.problem import Rows
 from nomax.phi import ROW_MAPS, Phi
+
+
+class SplitAttention(Protocol):
+    """What takes the place of `attention` in a model whose sequences are split over processes (`nomax.parallel`)."""
+
+    def attention(self, *inputs: Any, **settings: Any) -> Any:
+        """Return what `nomax.attention` returns, for the positions of this process."""
+
+    def lengths(self, phi: Phi, query: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+        """Return φ's L for each query of this process, at least 1 and broadcasting to [B, H, Lq]."""
+
+    def rotation(self, dimension: int, like: Tensor) -> tuple[Tensor, ...]:
+        """Return cosines and sines of the angles of this process's positions, as `nn.layers.angles` does."""
+
+    def whole(self, rows: Rows) -> Rows:
+        """Return the rows of all processes, in the order of the sequence."""
 
 
 class InnerAttention(nn.Module):
@@ -42,6 +60,8 @@ class InnerAttention(nn.Module):
         if num_heads is not None and num_heads < 1:
             raise ValueError(f"num_heads={num_heads!r} must be at least 1, or None if it is not known.")
         self.phi, self.num_heads, self.head_dim = Phi.parse(phi), num_heads, head_dim
+        # How to attend where the sequence is split over processes: set by nomax.parallel.parallelize.
+        self.split: SplitAttention | None = None
         if qk_norm and head_dim is None:
             raise ValueError("qk_norm=True needs head_dim, the dimension that it normalises over.")
         self.query_norm = LayerNorm(head_dim, bias=False) if qk_norm and head_dim is not None else None
@@ -104,8 +124,11 @@ class InnerAttention(nn.Module):
         """
         query, key, scale = self._scored(query, key, scale)
         if cu_seqlens_q is None or cu_seqlens_k is None:
-            out = attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, phi=self.phi)
+            operation = attention if self.split is None else self.split.attention
+            out = operation(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, phi=self.phi)
             return self._gained(out)
+        if self.split is not None:
+            raise ValueError("packed sequences (cu_seqlens_q) cannot be split over processes: pad them instead.")
         q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
         out = varlen_attention(
             q, k, v, cu_seqlens_q, cu_seqlens_k, dropout_p, is_causal, scale, enable_gqa, phi=self.phi
@@ -122,6 +145,11 @@ class InnerAttention(nn.Module):
         enable_gqa: bool = False,
     ) -> Tensor:
         """Return the attention weights [B, H, Lq, Lk], for inspection, by attending to unit vectors."""
+        if self.split is not None:
+            raise ValueError(
+                "attention weights (output_attentions=True) are not there where the sequence is split over processes: "
+                "inspect a copy of the model that is not split."
+            )
         query, key, scale = self._scored(query, key, scale)
         keys = key.shape[2]
         unit = torch.eye(keys, dtype=query.dtype, device=query.device).expand(*key.shape[:2], keys, keys)

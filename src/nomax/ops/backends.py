@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from nomax._files import did_you_mean
-from nomax.ops import cpu, length, reference, row_maps, triton
+from nomax.ops import cpu, length, reference, row_maps
 from nomax.ops.arguments import canonical
 from nomax.ops.build import BuildError
-from nomax.ops.problem import Problem, Rows, from_sums
+from nomax.ops.problem import Problem, Rows, from_sums, wide
+from nomax.ops.triton import backend as triton
 from nomax.phi import ACTIVATIONS, MINUS_LOG_L, ROW_MAPS, SOFTMAX, Phi
 
 # Each has attend(problem), and all but the reference have unsupported(problem), the reasons why they cannot serve it.
@@ -74,7 +75,17 @@ def attend(problem: Problem, backend: str | None = None) -> tuple[Tensor, Tensor
     return out
 
 
-def gradients(
+def attend_part(problem: Problem, backend: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `attend` returns, in at least float32 and without gradients: for schedules, which add up parts."""
+    module = _for_parts(problem, backend)
+    if module is not None:
+        results: tuple[Tensor, Tensor, Tensor] = module.attend_part(problem)
+        return results
+    with torch.no_grad():
+        return attend(_widened(problem), backend)
+
+
+def part_gradients(
     problem: Problem,
     grad: Tensor,
     grad_sums: tuple[Tensor, Tensor] | None = None,
@@ -82,19 +93,37 @@ def gradients(
     bias_wanted: bool = False,
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the gradients of query, key, value and, if wanted, a float mask: for schedules, which add up parts.
+    """Return the gradients of query, key, value and, if wanted, a float mask, in at least float32.
 
-    grad, grad_sums: the gradients of what `attend` returns, and problem.rows says whether there are sums.
+    grad, grad_sums: the gradients of the output, in the dtype of the query, and of both sums of rows if there are any.
     """
-    if choose(backend, problem) == "cpu" and cpu.has_gradients(problem):
-        return cpu.gradients(problem, grad, grad_sums, bias_wanted)
+    module = _for_parts(problem, backend)
+    if module is not None:
+        computed: tuple[Tensor, Tensor, Tensor, Tensor | None]
+        computed = module.part_gradients(problem, grad, grad_sums, bias_wanted)
+        return computed
+    problem = _widened(problem)
     names = ("query", "key", "value", *(("mask",) if bias_wanted else ()))
     with torch.enable_grad():
         leaves: dict[str, Any] = {name: getattr(problem, name).detach().requires_grad_() for name in names}
         out, *sums = attend(replace(problem, **leaves), backend)
-        results, grads = ([out], [grad]) if grad_sums is None else ([out, *sums], [grad, *grad_sums])
+        results, grads = [out], [grad.to(out.dtype)]
+        if grad_sums is not None:
+            results, grads = [out, *sums], [*grads, *grad_sums]
         query, key, value, *mask = torch.autograd.grad(results, list(leaves.values()), grads, materialize_grads=True)
     return query, key, value, mask[0] if mask else None
+
+
+def _for_parts(problem: Problem, backend: str | None) -> Any:
+    """Return the backend that computes parts of this problem in the dtype of its tensors, or None."""
+    # Only operators with an autograd formula mind where a part begins.
+    module: Any = BACKENDS[choose(backend, replace(problem, origin=(0, 0, 0)))]
+    return module if module is not reference and module.serves_parts(problem) else None
+
+
+def _widened(problem: Problem) -> Problem:
+    dtype = wide(problem.query)
+    return replace(problem, query=problem.query.to(dtype), key=problem.key.to(dtype), value=problem.value.to(dtype))
 
 
 def choose(backend: str | None, problem: Problem) -> str:

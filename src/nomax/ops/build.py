@@ -62,7 +62,7 @@ def library() -> Path:
     if _in_package():
         return BINARY
     compiler = _compiler()
-    folder = _cache() / _key(compiler)
+    folder = cache_folder() / _key(compiler)
     target = folder / BINARY.name
     try:
         _make_private(folder)
@@ -283,7 +283,7 @@ def _key(compiler: list[str]) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
     chosen, desktop = os.environ.get("NOMAX_CACHE"), Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
         if chosen:

@@ -5,7 +5,7 @@ The operators come into being when the compiled library is loaded, which happens
 
 from functools import lru_cache
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,18 +13,20 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch.utils.flop_counter import register_flop_formula
 
-from nomax.ops import length
+from nomax.ops import length, registration
 from nomax.ops.build import BuildError, library
 from nomax.ops.problem import Problem
-from nomax.phi import ACTIVATIONS, Phi
+from nomax.ops.registration import CODES, NO_TENSORS, gradients_of, inputs_of, output, save
+from nomax.phi import Phi
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # in the order of Type in csrc/problem.h
 SMALL = 4096  # numbers; below, the way to a kernel takes longer than the work of a layer
-CODES = {name: code for code, name in enumerate(ACTIVATIONS)}
 
 # Operators without an autograd formula, once they are loaded: a tiny call would notice the time to look them up.
 attend_forward: Any = None
 attend_gradients: Any = None
+attend_one_part: Any = None
+gradients_of_one_part: Any = None
 _loaded = False
 _without_kernels = False  # where loading them failed
 _lock = Lock()
@@ -45,7 +47,7 @@ def unsupported(problem: Problem) -> list[str]:
         if x is not None and x.dtype not in DTYPES and x.dtype != torch.bool:
             reasons.append(f"{name} is {str(x.dtype)[6:]}, but the kernels take float32, bfloat16 and float16")
     if problem.dropout > 0 and problem.origin != (0, 0, 0):
-        reasons.append("dropout in a part of a larger problem works on the reference backend only")
+        reasons.append("dropout in a part of a larger problem has gradients on the reference backend only")
     return reasons
 
 
@@ -60,38 +62,33 @@ def attend(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
         operator = _AttendLinear.apply if eager else torch.ops.nomax.attend_linear
         out = operator(query, key, value, factor, problem.row_gain)
         return out, out, out
-    query_offsets, key_offsets = problem.query_offsets, problem.key_offsets
-    if query_offsets is not None and key_offsets is not None:
-        query_offsets, key_offsets = query_offsets.long().contiguous(), key_offsets.long().contiguous()
     differentiable = torch.is_grad_enabled() and (
         query.requires_grad or key.requires_grad or value.requires_grad or (mask is not None and mask.requires_grad)
     )
     operator = attend_forward
     if differentiable:
         operator = _attend_eagerly if _is_eager(query, key, value, mask) else torch.ops.nomax.attend
-    out, statistics = operator(
-        query, key, value, mask, problem.row_gain, problem.row_shift, problem.seed, query_offsets, key_offsets,
-        CODES[problem.activation], problem.scale, problem.gain, problem.shift, problem.diagonal, problem.dropout,
-        problem.rows,
-    )  # fmt: skip
+    out, statistics = operator(*inputs_of(problem), problem.rows)
     return (out, *statistics.unbind(0)) if problem.rows else (out, statistics, statistics)
 
 
-def has_gradients(problem: Problem) -> bool:
-    """Return whether `gradients` serves this problem: not where it is packed, nor linear."""
+def serves_parts(problem: Problem) -> bool:
+    """Return whether `attend_part` and `part_gradients` serve this problem: not where it is packed, nor linear."""
     return problem.query_offsets is None and not _is_linear(problem) and _can_load()
 
 
-def gradients(
+def attend_part(problem: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `attend` returns, in float32 and without gradients: the summands of a larger problem."""
+    out, statistics = attend_one_part(*inputs_of(problem), *problem.origin, problem.rows)
+    return (out, *statistics.unbind(0)) if problem.rows else (out, statistics, statistics)
+
+
+def part_gradients(
     problem: Problem, grad: Tensor, grad_sums: tuple[Tensor, Tensor] | None, bias_wanted: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the gradients of query, key, value and, if wanted, a float mask from those of what `attend` returns."""
-    query, key, value, bias = attend_gradients(
-        grad, None if grad_sums is None else torch.stack(grad_sums),
-        problem.query, problem.key, problem.value, problem.mask, problem.row_gain, problem.row_shift, problem.seed,
-        None, None, CODES[problem.activation], problem.scale, problem.gain, problem.shift, problem.diagonal,
-        problem.dropout, bias_wanted,
-    )  # fmt: skip
+    """Return the gradients of query, key, value and, if wanted, a float mask, in float32."""
+    statistics = None if grad_sums is None else torch.stack(grad_sums)
+    query, key, value, bias = gradients_of_one_part(grad, statistics, *inputs_of(problem), *problem.origin, bias_wanted)
     return query, key, value, bias if bias_wanted else None
 
 
@@ -200,7 +197,7 @@ def instruction_sets() -> list[str]:
 
 def load() -> None:
     """Load the compiled library and tell torch all about its operators, which from then on are torch.ops.nomax."""
-    global _loaded, attend_forward, attend_gradients
+    global _loaded, attend_forward, attend_gradients, attend_one_part, gradients_of_one_part
     if _loaded:
         return
     with _lock:
@@ -208,6 +205,8 @@ def load() -> None:
             _register()
             attend_forward = torch.ops.nomax.attend_forward.default
             attend_gradients = torch.ops.nomax.attend_gradients.default
+            attend_one_part = torch.ops.nomax.attend_part.default
+            gradients_of_one_part = torch.ops.nomax.attend_part_gradients.default
             _loaded = True
 
 
@@ -227,17 +226,10 @@ def _register() -> None:
         ) from error
     vars(torch.ops).pop("nomax", None)  # what stood there to call us, see nomax/__init__.py
     operators = torch.ops.nomax
-    for name in ("attend", "attend_forward"):
-        torch.library.register_fake(f"nomax::{name}", _shapes)
-        torch.library.register_vmap(f"nomax::{name}", _vmap(getattr(operators, name), (0, 1)))
-        register_flop_formula(getattr(operators, name), get_raw=False)(_flops)
-    torch.library.register_autograd("nomax::attend", _backward, setup_context=_save)
-    torch.library.register_autograd("nomax::attend_backward", _refuse, setup_context=_save_nothing)
-    for name in ("attend_backward", "attend_gradients"):
-        torch.library.register_fake(f"nomax::{name}", _shapes_backward)
-        torch.library.register_vmap(f"nomax::{name}", _vmap(getattr(operators, name), (0, 0, 0, 0), before=2))
-        register_flop_formula(getattr(operators, name), get_raw=False)(_flops_backward)
-    torch.library.register_fake("nomax::attend_linear", _shapes_linear)
+    registration.register("nomax", "fused CPU kernels")
+    registration.describe("nomax::attend_forward", forward=True)
+    registration.describe("nomax::attend_gradients", forward=False)
+    torch.library.register_fake("nomax::attend_linear", lambda query, key, value, *factors: output(query, value))
     torch.library.register_autograd("nomax::attend_linear", _backward_linear, setup_context=_save_linear)
     torch.library.register_vmap("nomax::attend_linear", _vmap_linear)
     register_flop_formula(operators.attend_linear, get_raw=False)(_flops_linear)
@@ -253,57 +245,6 @@ def _register() -> None:
         "nomax::cross_entropy", lambda x, labels, s: x.new_empty(4, len(x), dtype=torch.float32)
     )
     torch.library.register_fake("nomax::cross_entropy_backward", lambda grad, x, *rest: torch.empty_like(x))
-
-
-class Arguments(NamedTuple):
-    """The arguments of `attend`, in the order of the schema in csrc/binding.cpp. torch hands them over as a tuple.
-
-    `attend_backward` has the gradients of the output and of the statistics before them, and `last` says whether the
-    gradient of the bias is wanted.
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    mask: Tensor | None
-    row_gain: Tensor | None
-    row_shift: Tensor | None
-    seed: Tensor | None
-    query_offsets: Tensor | None
-    key_offsets: Tensor | None
-    activation: int
-    scale: float
-    gain: float
-    shift: float
-    diagonal: int | None
-    dropout: float
-    last: bool  # rows, if forward
-
-
-TENSORS = Arguments._fields.index("activation")  # as many of them are tensors
-MASK = Arguments._fields.index("mask")
-NO_TENSORS = (None,) * (TENSORS - MASK)  # neither mask nor whatever else only some calls have
-WITHOUT_GRADIENT = (None,) * (len(Arguments._fields) - MASK - 1)
-
-
-def _shapes(*inputs: Any) -> tuple[Tensor, Tensor]:
-    call = Arguments(*inputs)
-    batch, heads, queries, _ = call.query.shape
-    statistics = call.query.new_empty(2 if call.last else 0, batch, heads, queries, dtype=torch.float32)
-    return _shapes_linear(*inputs[:3]), statistics
-
-
-def _shapes_backward(grad: Tensor, grad_statistics: Tensor | None, *inputs: Any) -> tuple[Tensor, ...]:
-    call = Arguments(*inputs)
-    shape = call.mask.shape if call.last and call.mask is not None else (0,)
-    bias = call.query.new_empty(shape, dtype=torch.float32)
-    return torch.empty_like(call.query), torch.empty_like(call.key), torch.empty_like(call.value), bias
-
-
-def _shapes_linear(query: Tensor, key: Tensor, value: Tensor, *factors: Any) -> Tensor:
-    # Heads next to each other, as F.scaled_dot_product_attention has it: what joins them afterwards is a view.
-    batch, heads, queries, _ = query.shape
-    return query.new_empty(batch, queries, heads, value.shape[-1]).transpose(1, 2)
 
 
 def _shapes_gelu_backward(
@@ -330,7 +271,7 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor | tuple[Tensor, Tensor]:
-        _save(ctx, inputs, None)
+        save(ctx, inputs, None)
         out: Tensor
         out, statistics = attend_forward(*inputs)
         if not ctx.rows:
@@ -345,7 +286,7 @@ class _Attend(torch.autograd.Function):
             grad = query.new_zeros(*query.shape[:3], value.shape[3])
         # With create_graph=True the gradient needs a formula, too: the one that refuses.
         operator = torch.ops.nomax.attend_backward if torch.is_grad_enabled() else attend_gradients
-        return _gradients(ctx, operator, grad, grad_statistics)
+        return gradients_of(ctx, operator, grad, grad_statistics)
 
 
 class _AttendPlainly(torch.autograd.Function):
@@ -369,33 +310,6 @@ def _attend_eagerly(*inputs: Any) -> Any:
     """Return what `attend` returns; without rows the statistics are None."""
     results = _Attend.apply(*inputs)
     return results if inputs[-1] else (results, None)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs[:TENSORS])
-    ctx.settings, ctx.rows = inputs[TENSORS:-1], inputs[-1]
-
-
-def _backward(ctx: Any, grad: Tensor, grad_statistics: Tensor) -> tuple[Tensor | None, ...]:
-    return _gradients(ctx, torch.ops.nomax.attend_backward, grad, grad_statistics if ctx.rows else None)
-
-
-def _gradients(ctx: Any, operator: Any, grad: Tensor, grad_statistics: Tensor | None) -> tuple[Tensor | None, ...]:
-    tensors, bias_wanted = ctx.saved_tensors, ctx.needs_input_grad[MASK]
-    if grad_statistics is not None:
-        grad_statistics = grad_statistics.contiguous()
-    query, key, value, bias = operator(grad, grad_statistics, *tensors, *ctx.settings, bias_wanted)
-    return query, key, value, bias.to(tensors[MASK].dtype) if bias_wanted else None, *WITHOUT_GRADIENT
-
-
-def _save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    pass
-
-
-def _refuse(ctx: Any, *grads: Tensor) -> None:
-    raise RuntimeError(
-        'the fused CPU kernels have no second derivative. Call attention(..., backend="reference"), which has.'
-    )
 
 
 class _AttendLinear(torch.autograd.Function):
@@ -441,41 +355,6 @@ def _gradients_linear(ctx: Any, linear: Any, grad: Tensor) -> tuple[Tensor | Non
     return linear(grad, value, key, *factors), grad_key, grad_value, None, None
 
 
-def _vmap(operator: Any, out_dims: tuple[int, ...], before: int = 0) -> Any:
-    """Return a vmap rule: the mapped dimension joins the batch; where that would change the meaning, call one by one.
-
-    before: how many arguments stand before `query`.
-    """
-
-    def rule(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
-        size, call = info.batch_size, Arguments(*inputs[before:])
-        bias_wanted = bool(before) and call.last
-        if call.dropout > 0 or call.key_offsets is not None or bias_wanted:
-            results = [
-                operator(*(x if d is None else x.select(d, i) for x, d in zip(inputs, in_dims, strict=True)))
-                for i in range(size)
-            ]
-            return tuple(torch.stack(parts) for parts in zip(*results, strict=True)), (0,) * len(out_dims)
-        query_dim = in_dims[before]
-        batch = call.query.shape[0] if query_dim is None else call.query.movedim(query_dim, 0).shape[1]
-        folded = []
-        for place, (x, dim) in enumerate(zip(inputs, in_dims, strict=True)):
-            if not isinstance(x, Tensor) or (dim is None and place >= before + MASK and x.shape[0] == 1):
-                folded.append(x)  # not a tensor, or one that is the same for the whole batch anyway
-                continue
-            x = x.movedim(dim, 0) if dim is not None else x.expand(size, *x.shape)
-            if before and place == 1:  # the gradients of the statistics, whose batch is their second dimension
-                folded.append(x.movedim(0, 1).flatten(1, 2).contiguous())
-            else:
-                folded.append(x.expand(size, batch, *x.shape[2:]).flatten(0, 1))
-        results = operator(*folded)
-        return tuple(
-            x if x.dim() == 1 else x.unflatten(dim, (size, batch)) for x, dim in zip(results, out_dims, strict=True)
-        ), tuple(None if x.dim() == 1 else dim for x, dim in zip(results, out_dims, strict=True))
-
-    return rule
-
-
 def _vmap_linear(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
     query, key, value = (
         (x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
@@ -483,18 +362,6 @@ def _vmap_linear(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tu
     )
     out = torch.ops.nomax.attend_linear(query, key, value, *inputs[3:])
     return out.unflatten(0, (info.batch_size, -1)), 0
-
-
-# The counter's convention: a multiply and an add are two, and what a mask would spare is not taken off.
-def _flops(query: Any, key: Any, value: Any, *rest: Any, **unused: Any) -> int:
-    batch, heads, queries, dim = query
-    return int(2 * batch * heads * queries * key[2] * (dim + value[3]))
-
-
-def _flops_backward(grad: Any, grad_statistics: Any, *inputs: Any, **unused: Any) -> int:
-    query, key, value = inputs[:3]
-    batch, heads, queries, dim = query
-    return int(2 * batch * heads * queries * key[2] * (3 * dim + 2 * value[3]))
 
 
 def _flops_linear(query: Any, key: Any, value: Any, *rest: Any, **unused: Any) -> int:

@@ -12,7 +12,8 @@ from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.placement_types import Placement
 
 from nomax.ops import cpu
-from nomax.ops.cpu import Arguments
+from nomax.ops.registration import Arguments
+from nomax.ops.triton import backend as triton
 
 BATCH, HEADS, POSITIONS = 0, 1, 2
 Sharding = tuple[list[Placement | None], list[Placement | None]]
@@ -30,9 +31,13 @@ def register_operators() -> None:
     if _registered:
         return
     cpu.load()
-    operators = torch.ops.nomax
-    register_sharding([operators.attend.default, operators.attend_forward.default])(_forward)
-    register_sharding([operators.attend_backward.default, operators.attend_gradients.default])(_backward)
+    triton.load()
+    for operators in (torch.ops.nomax, torch.ops.nomax_triton):
+        register_sharding(operators.attend.default)(_forward)
+        register_sharding(operators.attend_backward.default)(_backward)
+    # For calls that need no gradients, and for those whose formula is Python's own.
+    register_sharding(torch.ops.nomax.attend_forward.default)(_forward)
+    register_sharding(torch.ops.nomax.attend_gradients.default)(_backward)
     _registered = True
 
 

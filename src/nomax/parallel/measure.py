@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nomax.parallel.layout import Layout
 from nomax.parallel.peers import PHI, WAYS, flash
-from nomax.parallel.split_problem import SplitProblem, Sums
+from nomax.parallel.split_problem import SplitProblem
 from nomax.phi import SOFTMAX, Phi
 
 BATCH, HEADS, DIM = 1, 4, 64
@@ -34,13 +34,13 @@ MOST_RANKS = 16  # of rings whose error is simulated
 # What an exchange is, by torch's names: (kind, the bytes that a rank sends over those of its input, by ranks).
 _EXCHANGES = {
     "send": ("message", lambda ranks: 1.0),
-    "all_to_all": ("message", lambda ranks: 1.0),  # torch's ring uses it to pass on one message
-    "alltoall": ("message", lambda ranks: 1.0),
+    "all_to_all": ("message", lambda ranks: 1.0),  # by this name, torch's ring passes on one message
+    "alltoall": ("all-to-all", lambda ranks: (ranks - 1) / ranks),
     "allgather": ("gather", lambda ranks: ranks - 1.0),
     "all_gather": ("gather", lambda ranks: ranks - 1.0),
     "reduce_scatter": ("reduce-scatter", lambda ranks: (ranks - 1) / ranks),
 }
-KINDS = ("gather", "reduce-scatter", "message")
+KINDS = ("gather", "reduce-scatter", "all-to-all", "message")
 
 
 class Traffic(TorchDispatchMode):
@@ -142,15 +142,15 @@ def _rank(rank: int, ranks: int, length: int, rounds: int, dtype: str, folder: s
     dist.destroy_process_group()
 
 
-ROUNDED, EXACT = "parts in bfloat16", "parts in float32"
+ROUNDED, KEPT, EXACT = "parts in bfloat16", "parts in float32", "all in float32"
 
 
 def errors(length: int = 1024, most: int = MOST_RANKS, seeds: Sequence[int] = range(3)) -> dict[str, dict[int, float]]:
     """Return the relative error of a ring in bfloat16, by φ, precision of parts and number of (simulated) ranks.
 
-    It is the norm of the difference from float64 over that of the result. Both φ are computed both ways, to tell what
-    comes from the φ and what from the precision: torch's ring rounds parts to bfloat16, ours computes them in float32.
-    Softmax's parts are merged by torch's own class, relu/L's are added up in float32.
+    It is the norm of the difference from float64 over that of the result. torch's ring rounds parts to bfloat16, ours
+    keeps their sums in float32, and so both φ are computed also with everything in float32 until the end, to tell what
+    comes from the φ and what from the precision. Softmax's parts are merged by torch's own class.
     """
     from torch.distributed.tensor.experimental._context_parallel._attention import _SDPAMerger
 
@@ -164,16 +164,18 @@ def errors(length: int = 1024, most: int = MOST_RANKS, seeds: Sequence[int] = ra
         for ranks in rings:
             layout = Layout.contiguous(length, ranks)
             problem = SplitProblem(phi=Phi.parse(PHI), queries=Layout.sized([length]), keys=layout, scale=DIM**-0.5)
-            for precision, dtype in ((ROUNDED, torch.bfloat16), (EXACT, torch.float32)):
-                sums, merger = Sums(query, value, rows=False), _SDPAMerger(convert_to_f32=True, seq_dim=2)
+            for precision in (ROUNDED, KEPT, EXACT):
+                dtype = torch.float32 if precision == EXACT else torch.bfloat16
+                sums, merger = problem.sums(query, value), _SDPAMerger(convert_to_f32=True, seq_dim=2)
                 for rank in range(ranks):
-                    part = [layout.local(x, rank, 2) for x in (key, value)]
-                    one = Sums(query, value, rows=False)
-                    problem.forward(one, query, part[0], part[1], (0, rank))
-                    sums.all += one.all.to(dtype)
-                    out, logarithm = flash(*(x.to(dtype) for x in (query, *part)))
-                    merger.step(out, logarithm, partial=False)
+                    inputs = [x.to(dtype) for x in (query, *(layout.local(x, rank, 2) for x in (key, value)))]
+                    one = problem.sums(query, value)
+                    problem.forward(one, inputs[0], inputs[1], inputs[2], (0, rank))
+                    sums.all += one.all.to(torch.bfloat16) if precision == ROUNDED else one.all
+                    merger.step(*flash(*inputs), partial=False)
                 outs = {PHI: sums.all.bfloat16(), SOFTMAX: merger.results()[0].bfloat16()}
+                if precision == KEPT:  # softmax's kernel has no such way
+                    del outs[SOFTMAX]
                 for phi, out in outs.items():
                     error = float((out.double() - exact[phi]).norm() / exact[phi].norm())
                     norms.setdefault(f"{phi}, {precision}", {}).setdefault(ranks, []).append(error)
@@ -203,7 +205,8 @@ def modelled(layer: Layer, ranks: int, machine: Machine | None = None) -> dict[t
     """Return the seconds of computing and of waiting, forwards and backwards, by φ and schedule.
 
     A ring waits where a message takes longer than the block that is computed meanwhile. Collectives are not hidden,
-    send their bytes over one link, and take log₂(ranks) latencies. Merging softmax's results is counted as free.
+    send their bytes over one link, and take log₂(ranks) latencies. Merging softmax's results is counted as free, and an
+    all-to-all as a reduce-scatter of the same bytes.
     """
     machine = machine or Machine()
     block = (
@@ -226,8 +229,8 @@ def modelled(layer: Layer, ranks: int, machine: Machine | None = None) -> dict[t
     waits = {
         (SOFTMAX, "keys travel"): ring([(2 * keys, block), (6 * keys, 2.5 * block)]),
         (SOFTMAX, "keys gathered"): collectives(2 * keys, 4 * keys),
-        # At best, rows' maxima are reduced and told to all, and the backward pass needs outputs as well.
-        (SOFTMAX, "keys stay"): collectives(*reduce[:2], rows, rows, 6 * queries, 4 * queries),
+        # Its rows' sums travel with partial outputs, and they and Σ out·grad with queries and gradients.
+        (SOFTMAX, "keys stay"): collectives(reduce[0], reduce[1] + rows, reduce[2] + 2 * rows, reduce[3]),
         (PHI, "keys travel"): ring([(2 * keys, block), (6 * keys, 2.5 * block)]),
         (PHI, "keys gathered"): collectives(2 * keys, 4 * keys),
         (PHI, "keys stay"): collectives(*reduce),

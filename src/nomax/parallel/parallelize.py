@@ -14,6 +14,7 @@ from nomax.parallel.api import ScheduleName, attention, gather
 from nomax.parallel.layout import Layout
 from nomax.parallel.ranks import Ranks
 from nomax.parallel.split_problem import SplitProblem
+from nomax.parallel.stacks import check_cache, converted_layers, local_length, own_arguments
 from nomax.phi import Phi
 
 Placement = Literal["contiguous", "zigzag"]
@@ -41,10 +42,10 @@ def parallelize(
 
     gather_output: False leaves the last layer's output split, for models whose output has a place for each token. Then
         a rank's logits are those of its own tokens: `split` cuts the labels alike, and `total` adds up the losses.
-    layers: the layers between which to split, for models other than ViT and ReLUFormer: they take and return [batch,
-        positions, dim], first or as `hidden_states`, one after the other, and attend, each to itself, with
-        nomax.nn.Attention or any module that has an attribute `split` and uses it as that one does. A mask may have
-        the rows of all ranks; positions that layers are told of otherwise must be those of this rank.
+    layers: the layers between which to split, for models other than ViT, ReLUFormer and those that nomax.convert
+        changed: they take and return [batch, positions, dim], first or as `hidden_states`, one after the other, and
+        attend, each to itself, with nomax.nn.Attention or any module that has an attribute `split` and uses it as that
+        one does. Masks, position_ids and position_embeddings that they get are those of whole sequences.
     placement: "zigzag" gives each rank as much of causal attention. ReLUFormer's decoder always has it.
     """
     ranks = Ranks(mesh)
@@ -59,10 +60,12 @@ def parallelize(
         # The encoded source stays split: each rank's part is the context of its own keys and values.
         encoder = [(list(model.encoder), "contiguous", False)] if len(model.encoder) else []
         stacks = [*encoder, (list(model.decoder), "zigzag", gather_output)]  # type: ignore[list-item]
+    elif converted := converted_layers(model):
+        stacks = [(converted, placement, gather_output)]
     else:
         raise ValueError(
-            f"parallelize knows ViT and ReLUFormer, but model is a {type(model).__name__}: give its layers, such as "
-            "layers=model.blocks."
+            f"parallelize knows ViT, ReLUFormer and models that nomax.convert has changed, but model is a "
+            f"{type(model).__name__}: give its layers, such as layers=model.blocks."
         )
     source: SplitSequence | None = None
     for members, chosen, gathers in stacks:
@@ -80,6 +83,9 @@ def parallelize(
                 raise ValueError("cross-attention needs a context whose split is known, as in ReLUFormer.")
             module.split = SplitSelfOrCross(sequence, keys)
         members[0].register_forward_pre_hook(sequence.enter, with_kwargs=True)
+        if not isinstance(model, ViT | ReLUFormer):  # whose layers are told of no positions
+            for layer in members:
+                layer.register_forward_pre_hook(sequence.tell, with_kwargs=True)
         if gathers:
             members[-1].register_forward_hook(sequence.leave)
         source = sequence
@@ -98,9 +104,17 @@ class SplitSequence:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Take this rank's positions of the whole sequence [batch, positions, dim]."""
         whole: Tensor = inputs[0] if inputs else named["hidden_states"]
-        self.layout = LAYOUTS[self.placement](whole.shape[1], self.ranks.size)
+        check_cache(layer, named)
+        self.layout = LAYOUTS[self.placement](local_length(whole), self.ranks.size)
         own = self.layout.local(whole, self.ranks.rank, 1)
         return ((own, *inputs[1:]), named) if inputs else ((), named | {"hidden_states": own})
+
+    def tell(
+        self, layer: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Tell a layer only of this rank's positions."""
+        rank, layout = self.ranks.rank, self.layout
+        return own_arguments(layer, inputs, named, layout.length, lambda x, dim: layout.local(x, rank, dim))
 
     def leave(self, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
         """Gather the positions of all ranks."""

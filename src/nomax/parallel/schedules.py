@@ -46,8 +46,8 @@ class Ring(Schedule):
     """Keys and values travel, partial sums stay."""
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Sums:
-        query, held = query.to(wide(query)), Packed.of(key, value)
-        ranks, sums = self.ranks, Sums(query, value, self.problem.rows)
+        held = Packed.of(key, value)
+        ranks, sums = self.ranks, self.problem.sums(query, value)
         for step in range(ranks.size):
             owner = (ranks.rank - step) % ranks.size
             arrival = self._pass_on(held, owner) if step < ranks.size - 1 else None
@@ -59,7 +59,7 @@ class Ring(Schedule):
     def backward(
         self, query: Tensor, key: Tensor, value: Tensor, grads: GradientsOfSums, mask: Tensor | None
     ) -> Gradients:
-        ranks, query, held = self.ranks, query.to(wide(query)), Packed.of(key, value)
+        ranks, held = self.ranks, Packed.of(key, value)
         arrival = travelling = None
         for step in range(ranks.size):
             owner = (ranks.rank - step) % ranks.size
@@ -124,7 +124,7 @@ class Reduce(Schedule):
         return ranks.reduce_scatter(grad_queries, 2), grad_key, grad_value
 
     def _sums(self, query: Tensor, key: Tensor, value: Tensor, rank: int) -> Sums:
-        sums = Sums(query, value, self.problem.rows)
+        sums = self.problem.sums(query, value)
         self.problem.forward(sums, query, key, value, (rank, self.ranks.rank))
         return sums
 

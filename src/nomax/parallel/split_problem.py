@@ -31,10 +31,14 @@ class SplitProblem:
     rows: bool = False
     backend: str | None = None
 
+    def sums(self, query: Tensor, value: Tensor) -> "Sums":
+        """Return sums of some queries, all zero."""
+        return Sums(query, value, self.rows)
+
     def forward(self, sums: "Sums", query: Tensor, key: Tensor, value: Tensor, ranks: tuple[int, int]) -> None:
         """Add to the sums what the queries of ranks[0] get from the keys of ranks[1]."""
         for part, (rows, _) in self._blocks(query, key, value, ranks):
-            sums.add(rows, backends.attend(part, self.backend))
+            sums.add(rows, backends.attend_part(part, self.backend))
 
     def backward(
         self,
@@ -52,7 +56,7 @@ class SplitProblem:
         totals = [torch.zeros(x.shape, dtype=wide(x), device=x.device) for x in (query, key, value)]
         columns = None if mask is None else torch.zeros_like(self._columns(mask, ranks[1]))
         for part, (rows, keys) in self._blocks(query, key, value, ranks):
-            *results, bias = backends.gradients(
+            *results, bias = backends.part_gradients(
                 part, *grads.of(rows), bias_wanted=columns is not None, backend=self.backend
             )
             for total, grad, bounds in zip(totals, results, (rows, keys, keys), strict=True):
@@ -88,12 +92,11 @@ class SplitProblem:
         """Yield problems that make up those of two ranks, each with its bounds among their queries and keys."""
         if not query.shape[2] or not key.shape[2]:
             return
-        # Half precision is computed in float32, so that what is added up was not rounded before.
         pair = replace(
             self.factors(ranks[0], query),
-            query=query.to(wide(query)),
-            key=key.to(wide(key)),
-            value=value.to(wide(value)),
+            query=query,
+            key=key,
+            value=value,
             mask=None if self.mask is None else self._columns(self.mask, ranks[1]),
             activation=self.phi.activation,
             scale=self.scale,
@@ -160,7 +163,7 @@ class GradientsOfSums:
     def of(self, rows: tuple[int, int]) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """Return those of some rows, as `backends.gradients` takes them."""
         part = slice(*rows)
-        out = self.out[:, :, part].to(wide(self.out))
+        out = self.out[:, :, part]
         if self.row_sum is None or self.row_log is None:
             return out, None
         return out, (self.row_sum[:, :, part], self.row_log[:, :, part])

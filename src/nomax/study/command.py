@@ -36,6 +36,8 @@ EXPECTED = (ValueError, TypeError, OSError, ImportError)
 # What may go wrong later. Other errors are faults in the code of a study, and their traceback says where.
 ACCIDENTS = (DataError, OSError)
 COUNTS = ("patches", "image_size", "slots", "lengths", "vocabulary", "steps", "batch_size")
+# Options that change some studies only; other studies' set-ups may have something else by that name.
+ONLY_FOR = {"lengths": ("documents",), "slots": ("memory",)}
 COLOURS = {"reproduced": "green", "contradicted": "red", "undecided": "yellow"}
 
 
@@ -198,6 +200,12 @@ def chosen_setup(options: Options, module: study.Study) -> Any:
     setup = study.named_setup(module, options.setup)
     setup = study.named_setup(module, "smoke") if options.smoke else setup
     _check_values(options, kind)
+    for name, studies in ONLY_FOR.items():
+        of_file = options.name.endswith(".py") and kind == "text"  # which may read whatever a set-up of text has
+        if getattr(options, name) is not None and options.name not in studies and not of_file:
+            raise ValueError(
+                f"--{name} is not for {options.name}, which is a study of {kind}: {', '.join(studies)} takes it."
+            )
     own, other = (_setup_options(each) for each in (kind, "text" if kind == "images" else "images"))
     for name in other - own:
         if getattr(options, name, None) is not None:

@@ -234,15 +234,17 @@ Tensor empty(const char* what, std::vector<int64_t> sizes, const std::vector<int
 
 // Dense, with the dimensions of x in the order that they have there, as torch's own empty_like has it. That one goes
 // through the dispatcher, which takes longer than the work of a tiny call.
-Tensor empty_like(const char* what, const Tensor& x) {
+Tensor empty_like(const char* what, const Tensor& x, ScalarType type) {
   std::vector<int64_t> sizes(size_t(x.dim())), order(size_t(x.dim()));
   for (int64_t d = 0; d < x.dim(); d++) sizes[size_t(d)] = x.size(order[size_t(d)] = d);
   const auto stride = [&](int64_t d) { return x.size(d) == 1 ? 0 : x.stride(d); };
   for (size_t i = 1; i < order.size(); i++)      // few, and mostly in order already
     for (size_t j = i; j && stride(order[j]) && stride(order[j - 1]) && stride(order[j - 1]) < stride(order[j]); j--)
       std::swap(order[j], order[j - 1]);
-  return empty(what, sizes, order, x.scalar_type());
+  return empty(what, sizes, order, type);
 }
+
+Tensor empty_like(const char* what, const Tensor& x) { return empty_like(what, x, x.scalar_type()); }
 
 // ---- tasks to threads -------------------------------------------------------------------------------------------------
 struct Free {
@@ -319,14 +321,9 @@ void add_row_tasks(std::vector<Task>& tasks, int64_t sequence, int64_t head, int
 }
 
 // ---- operators --------------------------------------------------------------------------------------------------------
-std::tuple<Tensor, Tensor> attend(
-    Tensor query, Tensor key, Tensor value, Optional mask, Optional row_gain, Optional row_shift, Optional seed,
-    Optional query_offsets, Optional key_offsets, int64_t activation, double scale, double gain, double shift,
-    std::optional<int64_t> diagonal, double dropout, bool rows) {
+std::tuple<Tensor, Tensor> run_forward(Problem& p, const Optional& query_offsets, ScalarType type, bool rows) {
   const Kernel& k = kernel();
-  Problem p = problem(query, key, value, mask, row_gain, row_shift, seed, query_offsets, key_offsets, activation, scale,
-                      gain, shift, diagonal, dropout);
-  Tensor out = empty("the output", {p.batch, p.heads, p.queries, p.value_dim}, {0, 2, 1, 3}, query.scalar_type());
+  Tensor out = empty("the output", {p.batch, p.heads, p.queries, p.value_dim}, {0, 2, 1, 3}, type);
   Tensor statistics =
       empty("the statistics of rows", {rows ? 2 : 0, p.batch, p.heads, p.queries}, {0, 1, 2, 3}, ScalarType::Float);
   p.out = view(out, "out");
@@ -350,6 +347,26 @@ std::tuple<Tensor, Tensor> attend(
     run_tasks();
   }
   return {out, statistics};
+}
+
+std::tuple<Tensor, Tensor> attend(
+    Tensor query, Tensor key, Tensor value, Optional mask, Optional row_gain, Optional row_shift, Optional seed,
+    Optional query_offsets, Optional key_offsets, int64_t activation, double scale, double gain, double shift,
+    std::optional<int64_t> diagonal, double dropout, bool rows) {
+  Problem p = problem(query, key, value, mask, row_gain, row_shift, seed, query_offsets, key_offsets, activation, scale,
+                      gain, shift, diagonal, dropout);
+  return run_forward(p, query_offsets, query.scalar_type(), rows);
+}
+
+// A part of a larger problem: it has the coins of the whole, and its results are float32, for others to be added.
+std::tuple<Tensor, Tensor> attend_part(
+    Tensor query, Tensor key, Tensor value, Optional mask, Optional row_gain, Optional row_shift, Optional seed,
+    Optional query_offsets, Optional key_offsets, int64_t activation, double scale, double gain, double shift,
+    std::optional<int64_t> diagonal, double dropout, int64_t first_batch, int64_t first_query, int64_t first_key, bool rows) {
+  Problem p = problem(query, key, value, mask, row_gain, row_shift, seed, query_offsets, key_offsets, activation, scale,
+                      gain, shift, diagonal, dropout);
+  p.first_batch = first_batch; p.first_query = first_query; p.first_key = first_key;
+  return run_forward(p, query_offsets, ScalarType::Float, rows);
 }
 
 // One task per share of a head's keys; heads go in waves, so that the shares of dQ that wait to be added stay few.
@@ -399,14 +416,12 @@ void run_bias(const Kernel& k, Problem& p) {
   run(tasks, k.bias_bytes(p), operations(p), [&](const Task& task, void* memory) { k.bias(p, task, memory); });
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> attend_backward(
-    Tensor grad, Optional grad_statistics, Tensor query, Tensor key, Tensor value, Optional mask,
-    Optional row_gain, Optional row_shift, Optional seed, Optional query_offsets, Optional key_offsets,
-    int64_t activation, double scale, double gain, double shift, std::optional<int64_t> diagonal, double dropout,
-    bool bias) {
+using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
+Gradients run_gradients(Problem& p, const Tensor& grad, const Optional& grad_statistics, const Tensor& query,
+                        const Tensor& key, const Tensor& value, const Optional& mask, const Optional& query_offsets,
+                        ScalarType type, bool bias) {
   const Kernel& k = kernel();
-  Problem p = problem(query, key, value, mask, row_gain, row_shift, seed, query_offsets, key_offsets, activation, scale,
-                      gain, shift, diagonal, dropout);
   p.grad_out = view(grad, "grad");
   STD_TORCH_CHECK(p.grad_out.type == p.query.type && grad.size(0) == p.batch && grad.size(1) == p.heads &&
                       grad.size(2) == p.queries && grad.size(3) == p.value_dim, "nomax: the gradient does not fit the output");
@@ -416,8 +431,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attend_backward(
     p.grad_row_sum = static_cast<const float*>(grad_statistics->data_ptr());
     p.grad_row_log = p.grad_row_sum + grad_statistics->numel() / 2;
   }
-  Tensor grad_query = empty_like("the gradient of query", query), grad_key = empty_like("the gradient of key", key),
-         grad_value = empty_like("the gradient of value", value);
+  Tensor grad_query = empty_like("the gradient of query", query, type);
+  Tensor grad_key = empty_like("the gradient of key", key, type);
+  Tensor grad_value = empty_like("the gradient of value", value, type);
   p.grad_query = view(grad_query, "grad_query");
   p.grad_key = view(grad_key, "grad_key");
   p.grad_value = view(grad_value, "grad_value");
@@ -441,6 +457,27 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attend_backward(
     if (bias) run_bias(k, p);
   }
   return {grad_query, grad_key, grad_value, grad_bias};
+}
+
+Gradients attend_backward(
+    Tensor grad, Optional grad_statistics, Tensor query, Tensor key, Tensor value, Optional mask,
+    Optional row_gain, Optional row_shift, Optional seed, Optional query_offsets, Optional key_offsets,
+    int64_t activation, double scale, double gain, double shift, std::optional<int64_t> diagonal, double dropout,
+    bool bias) {
+  Problem p = problem(query, key, value, mask, row_gain, row_shift, seed, query_offsets, key_offsets, activation, scale,
+                      gain, shift, diagonal, dropout);
+  return run_gradients(p, grad, grad_statistics, query, key, value, mask, query_offsets, query.scalar_type(), bias);
+}
+
+Gradients attend_part_gradients(
+    Tensor grad, Optional grad_statistics, Tensor query, Tensor key, Tensor value, Optional mask,
+    Optional row_gain, Optional row_shift, Optional seed, Optional query_offsets, Optional key_offsets,
+    int64_t activation, double scale, double gain, double shift, std::optional<int64_t> diagonal, double dropout,
+    int64_t first_batch, int64_t first_query, int64_t first_key, bool bias) {
+  Problem p = problem(query, key, value, mask, row_gain, row_shift, seed, query_offsets, key_offsets, activation, scale,
+                      gain, shift, diagonal, dropout);
+  p.first_batch = first_batch; p.first_query = first_query; p.first_key = first_key;
+  return run_gradients(p, grad, grad_statistics, query, key, value, mask, query_offsets, ScalarType::Float, bias);
 }
 
 // gain: one more factor, where it is a number of the graph (a length that torch.compile keeps open) and not of Python.
@@ -677,6 +714,10 @@ STABLE_TORCH_LIBRARY(nomax, m) {
   m.def("attend_forward(" NOMAX_ARGUMENTS ", bool rows) -> (Tensor, Tensor)");
   m.def("attend_gradients(Tensor grad, Tensor? grad_statistics, " NOMAX_ARGUMENTS
         ", bool bias) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def("attend_part(" NOMAX_ARGUMENTS
+        ", int first_batch, int first_query, int first_key, bool rows) -> (Tensor, Tensor)");
+  m.def("attend_part_gradients(Tensor grad, Tensor? grad_statistics, " NOMAX_ARGUMENTS
+        ", int first_batch, int first_query, int first_key, bool bias) -> (Tensor, Tensor, Tensor, Tensor)");
   m.def("attend_linear(Tensor query, Tensor key, Tensor value, float factor, Tensor? gain=None) -> Tensor");
   m.def("gelu(Tensor x, Tensor? bias, bool tanh) -> Tensor");
   m.def("gelu_(Tensor(a!) x, Tensor? bias, bool tanh) -> ()");
@@ -695,6 +736,8 @@ STABLE_TORCH_LIBRARY_IMPL(nomax, CPU, m) {
   m.impl("attend_forward", TORCH_BOX(&nomax::attend));
   m.impl("attend_backward", TORCH_BOX(&nomax::attend_backward));
   m.impl("attend_gradients", TORCH_BOX(&nomax::attend_backward));
+  m.impl("attend_part", TORCH_BOX(&nomax::attend_part));
+  m.impl("attend_part_gradients", TORCH_BOX(&nomax::attend_part_gradients));
   m.impl("attend_linear", TORCH_BOX(&nomax::attend_linear));
   m.impl("gelu", TORCH_BOX(&nomax::gelu));
   m.impl("gelu_", TORCH_BOX(&nomax::gelu_in_place));

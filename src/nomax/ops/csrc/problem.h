@@ -26,6 +26,7 @@ struct Problem {
   int64_t diagonal = 0;                    // if causal: query i sees key j when j <= i + diagonal
   double dropout = 0;                      // double, so that the coin falls as in every other backend
   uint64_t seed = 0;
+  int64_t first_batch = 0, first_query = 0, first_key = 0;      // where a part begins in the whole, whose coins it has
 
   View query, key, value, mask, row_gain, row_shift;          // inputs
   View out;                                                   // forward

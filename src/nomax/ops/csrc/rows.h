@@ -46,8 +46,9 @@ NOMAX_INLINE Row row(const Problem& p, const Sequence& s, int64_t head, int64_t 
   r.shift = p.row_shift.data ? *static_cast<float*>(at(p.row_shift, s.batch, head, r.query)) : p.shift;
   r.coin = r.second_coin = 0;
   if (p.dropout > 0) {
-    r.coin = mix(mix(mix(uint32_t(p.seed)) ^ uint32_t(p.seed >> 32)) ^ uint32_t(s.index * p.heads + head));
-    r.coin = mix(r.coin ^ uint32_t(position));
+    r.coin = mix(mix(mix(uint32_t(p.seed)) ^ uint32_t(p.seed >> 32)) ^
+                 uint32_t((p.first_batch + s.index) * p.heads + head));
+    r.coin = mix(r.coin ^ uint32_t(p.first_query + position));
     r.second_coin = mix(r.coin ^ 0x9e3779b9u);
   }
   return r;
@@ -112,11 +113,12 @@ struct Keys {
   const int32_t* index;       // null: keys 0 .. count-1
   const float* bias;          // of the kept keys, or null
   bool mask_by_row;           // the mask differs between queries: it is read tile by tile
+  int64_t first_key;          // of the whole, if this is a part
 
   static int64_t bytes(const Problem& p) { return round_up(p.keys * 4, 64) + round_up((p.keys + PANEL) * 4, 64); }
 
   Keys(const Problem& p, const Sequence& s, int64_t head, int64_t group, char* memory)
-      : count(s.keys), index(nullptr), bias(nullptr), mask_by_row(false) {
+      : count(s.keys), index(nullptr), bias(nullptr), mask_by_row(false), first_key(p.first_key) {
     if (!p.mask.data) return;
     mask_by_row = p.mask.row != 0 || (group > 1 && p.mask.head != 0);
     if (mask_by_row) return;
@@ -146,11 +148,11 @@ struct Keys {
     return kept;
   }
 
-  // The places in the sequence of the kept keys first, first + 1, ...: what the coins are thrown for.
+  // The places in the whole sequence of the kept keys first, first + 1, ...: what the coins are thrown for.
   Int original(int64_t first) const {
-    Int places = counting() + int32_t(first);
+    Int places = counting() + int32_t(first_key + first);
     if (index)
-      for (int i = 0; i < W; i++) places[i] = first + i < count ? index[first + i] : 0;
+      for (int i = 0; i < W; i++) places[i] = first + i < count ? int32_t(first_key + index[first + i]) : 0;
     return places;
   }
 };
