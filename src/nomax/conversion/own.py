@@ -21,7 +21,11 @@ def as_converted(model: nn.Module) -> Iterator[None]:
     A gain or shift that it has learned then belongs to the Attention, one number per head, and to the model's config,
     so that the model can be saved.
     """
-    attentions = [(name, module) for name, module in model.named_modules() if isinstance(module, Attention)]
+    attentions = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, Attention) and NAME not in module._modules  # in a block inside of this one it is there
+    ]
     for name, attention in attentions:
         if attention.alpha is not None:
             raise ValueError(
