@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from nomax import __version__, _compat, _files, models
 from nomax.console import Console, Table
 from nomax.conversion import folders
+from nomax.conversion.api import convert
 from nomax.conversion.calibrate import LayerFit, calibrate, inner_attentions
 from nomax.conversion.own import as_converted
 from nomax.phi import ROW_MAPS, SOFTMAX, Phi
@@ -33,6 +34,10 @@ RESULT, TABLE, CHECKPOINTS = "finetune.json", "finetune.md", "checkpoints"
 ORIGINAL, CONVERTED, CALIBRATED, DISTILLED = "original", "converted", "calibrated", "distilled"
 SHARES = ("retrieval", "accuracy", "agreement")  # measures that are shown in percent
 HISTORY_EVERY = 10  # steps between those that the result keeps
+PROBE = [
+    "a text",
+    "a longer text, which shares a batch with the other one",
+]  # to find out if the model takes packed ones
 
 
 @dataclass(frozen=True)
@@ -267,7 +272,7 @@ class Recipe:
         chosen.sort(key=lambda piece: piece.tokens)
         batches = [
             texts.encoded([piece.text for piece in group], self.tokenizer, self.options.length)
-            for group in texts.grouped(chosen, texts.MEASURED_TOKENS, self.options.length)
+            for group in texts.grouped(chosen, texts.CALIBRATED_TOKENS, self.options.length)
         ]
         return batches, sum(int(batch["attention_mask"].sum()) for batch in batches)
 
@@ -282,6 +287,7 @@ class Recipe:
             tokens=self.options.batch_tokens,
             longest=self.options.length,
             seed=self.options.seed,
+            packing=texts.packing_of(self.teacher, texts.encoded(PROBE, self.tokenizer, self.options.length)),
         )
         steps = self.options.distil.steps
         with Bar("distilling", steps, "tokens", self.console) as bar:
@@ -383,6 +389,7 @@ def _original(folder: Path) -> nn.Module:
     settings = folders.config_of(folders.found(folder))
     if folders.KEY not in settings:
         model = folders.load_original(folders.found(folder), settings)
+        convert(model, SOFTMAX)  # so that it takes packed batches, as the student does
     else:
         model = folders.from_pretrained(folder)
         for layer in inner_attentions(model).values():
