@@ -259,7 +259,7 @@ def output_error(output: Any, target: Any, batch: Any) -> Tensor:
     mask = padding_mask(batch)
     if isinstance(getattr(output, "logits", None), Tensor):
         logits, wanted = output.logits.float(), target.logits.float()
-        if mask is not None and logits.shape[:2] == mask.shape:
+        if mask is not None and logits.dim() == 3 and logits.shape[:2] == mask.shape:
             logits, wanted = logits[mask.bool()], wanted[mask.bool()]
         logits, wanted = logits.flatten(0, -2).log_softmax(-1), wanted.flatten(0, -2).log_softmax(-1)
         return nn.functional.kl_div(logits, wanted, reduction="batchmean", log_target=True)

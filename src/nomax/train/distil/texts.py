@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ LENGTHS = (15, 55, 135)  # tokens of the pieces that embeddings are compared on
 WITHIN = 0.15  # by how much a piece may be shorter or longer than that
 WINDOW = 2048  # pieces that are sorted by length to share batches
 MEASURED_TOKENS = 8192  # in a batch without gradients
+QUERY, SEARCHED = 4, 24  # words of a query, and the fewest tokens of a text that it has to find
 CALIBRATED_TOKENS = 1024  # in a batch to calibrate on; few, so that texts of similar lengths share it without padding
 
 
@@ -165,6 +166,13 @@ def encoded(texts: list[str], tokenizer: Any, longest: int) -> dict[str, Tensor]
     return dict(tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt"))
 
 
+def freeze_embeddings(model: nn.Module) -> None:
+    """Leave a model's tables of words and positions as they are, which saves time."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            module.requires_grad_(False)
+
+
 def measured(documents: Sequence[Segments], count: int, special: int = 2) -> dict[int, list[Piece]]:
     """Return up to `count` pieces of each of LENGTHS tokens, special ones included, from all over the documents.
 
@@ -210,9 +218,28 @@ def pairs(name: str, split: str, tokenizer: Any) -> tuple[list[Piece], list[Piec
     return sides[0], sides[1]
 
 
-def retrieval(source: Tensor, target: Tensor) -> float:
-    """Return how often the nearest of all targets is a source's own, and the other way round, on average."""
+def queries(documents: Sequence[Segments], count: int, tokenizer: Any) -> tuple[list[Piece], list[Piece]] | None:
+    """Return a few words in a row out of each of up to `count` texts, and the texts; None if there are none so long.
+
+    Words are far shorter than what they have to find, so a model whose embeddings depend on length in another way than
+    its original's finds less: a harder task than to recognise a paraphrase, which is as long.
+    """
+    generator = random.Random("queries")
+    chosen = [piece for segments in documents for piece in segments if piece.tokens >= SEARCHED]
+    chosen = generator.sample(chosen, min(count, len(chosen)))
+    asked = []
+    for piece in chosen:
+        words = piece.text.split()
+        start = generator.randrange(max(len(words) - QUERY, 0) + 1)
+        asked.append(" ".join(words[start : start + QUERY]))
+    if not chosen:
+        return None
+    return [Piece(each, tokens) for each, tokens in zip(asked, _counts(asked, tokenizer), strict=True)], chosen
+
+
+def retrieval(source: Tensor, target: Tensor, directions: Literal[1, 2] = 2) -> float:
+    """Return how often the nearest of all targets is a source's own; with two directions, the mean of both ways."""
     own = torch.arange(len(source))
     scores = source @ target.T
-    hits = [(scores.argmax(dim) == own).float().mean() for dim in (0, 1)]
+    hits = [(scores.argmax(dim) == own).float().mean() for dim in (1, 0)[:directions]]
     return float(torch.stack(hits).mean())
