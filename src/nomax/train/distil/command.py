@@ -82,7 +82,7 @@ class Options:
     """The language to learn from, of the two that the data sets have; English if not given."""
     length: int = 256
     """The longest texts, in tokens."""
-    batch_tokens: int = 2048
+    batch_tokens: int = 512
     """Tokens in a batch of a sentence encoder. It has texts of all lengths, packed; or, where the model does not take
     packed ones, texts of similar lengths, and padding counts."""
     batch_size: int = 64
