@@ -243,10 +243,10 @@ def test_measured_texts_have_about_the_length_asked_for():
 
 def test_retrieval_counts_both_directions():
     points = nn.functional.normalize(torch.randn(6, 4), dim=-1)
-    assert texts.retrieval(points, points) == 1
+    assert texts.retrieval(points, points, both_ways=True) == 1
     turned = points.clone()
     turned[0], turned[1] = points[1], points[0]
-    assert texts.retrieval(points, turned) == pytest.approx(4 / 6)
+    assert texts.retrieval(points, turned, both_ways=True) == pytest.approx(4 / 6)
     same = points.clone()
     same[1:] = points[0]  # the first of equals is the nearest: to all targets one source, to each source another target
-    assert texts.retrieval(points, same, 1) == pytest.approx(1 / 6)
+    assert texts.retrieval(points, same, both_ways=False) == pytest.approx(1 / 6)

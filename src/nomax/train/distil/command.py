@@ -248,10 +248,10 @@ class Recipe:
             cosines = (vectors * self._targets[length]).sum(-1)
             measured[f"cosine at {length}"] = float(cosines.mean())
         self.result["tests"] = {str(length): len(pieces) for length, pieces in self.tests.items()}
-        for title, sides, directions in ((SEARCH, self.queries, 1), (RETRIEVAL, self.pairs, 2)):
+        for title, sides in ((SEARCH, self.queries), (RETRIEVAL, self.pairs)):
             if sides is not None:
                 source, target = (texts.embedded(model, side, self.tokenizer, self.options.length) for side in sides)
-                measured[title] = texts.retrieval(source, target, directions)
+                measured[title] = texts.retrieval(source, target, both_ways=title == RETRIEVAL)
                 self.result["tests"][title] = len(source)
         return measured
 
@@ -376,7 +376,7 @@ def original_of(folder: Path) -> nn.Module:
     """Load the original of a converted model, from its own folder or from that of the converted one."""
     settings = folders.config_of(folders.found(folder))
     if folders.KEY not in settings:
-        model = folders.loadoriginal_of(folders.found(folder), settings)
+        model = folders.load_original(folders.found(folder), settings)
         convert(model, SOFTMAX)  # so that it takes packed batches, as the student does
     else:
         model = folders.from_pretrained(folder)
