@@ -55,7 +55,7 @@ class Options:
     """The φ to convert to. relu(x-4) is a threshold: each key counts by itself, however many there are."""
     layers: tuple[int, ...] = (1, 3, 6, 12)
     """How many layers to convert."""
-    steps: int = 40
+    steps: int = 24
     """Steps of distillation."""
     lr: float = 1e-4
     """Their peak learning rate."""
