@@ -138,7 +138,7 @@ def test_the_tables_of_image_models_on_the_page_are_those_of_the_results():
     from nomax.train.distil.command import markdown
 
     root = Path(__file__).parents[2]
-    page = (root / "docs" / "recover.md").read_text()
+    page = (root / "docs" / "recover-vit.md").read_text()
     results = sorted((root / "results" / "convert").glob("vit*/finetune.json"))
     assert results
     for file in results:
