@@ -44,13 +44,13 @@ def test_stages_of_an_image_model_and_what_a_killed_run_leaves(places, tmp_path,
     assert result["stages"]["original"]["accuracy"] == pytest.approx(run["test_accuracy"])
     assert result["distillation"]["images"] == result["labels"]["images"] == 12 * 16
     assert result["labels"]["steps"][-1]["step"] == 12
-    assert result["tests"] == {"images": 64}
+    assert result["tests"] == {"inputs": 64}
     assert "--labels.steps 12" in result["command"]
     assert sorted(path.name for path in out.glob("checkpoints*")) == []
     model = nomax.from_pretrained(out)
     assert (model.config.phi, model.config.learned_gain, model.config.learned_shift) == ("relu/L", "head", "head")
 
-    from nomax.train.distil import images as module
+    from nomax.train.distil import labelled as module
 
     def killed(*arguments, **options):
         def report(step):
@@ -83,7 +83,7 @@ def test_held_out_images_are_measured_instead_of_the_test_split(places, tmp_path
     only_calibrate = ["--held-out", "0.25", "--distil.steps", "0", "--labels.steps", "0"]
     assert finetune(places, tmp_path / "out", *only_calibrate) == 0
     result = json.loads((tmp_path / "out" / "finetune.json").read_text())
-    assert 16 < result["tests"]["images"] < 48  # about a quarter of 128
+    assert 16 < result["tests"]["inputs"] < 48  # about a quarter of 128
 
 
 def test_the_teacher_may_guide_the_labels(places, tmp_path):

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from nomax import __version__, _compat, _files, models
 from nomax.console import Console, Table
 from nomax.conversion import folders
+from nomax.conversion.api import convert
 from nomax.conversion.calibrate import LayerFit, calibrate, inner_attentions
 from nomax.conversion.own import as_converted
 from nomax.phi import ROW_MAPS, SOFTMAX, Phi
@@ -31,8 +32,13 @@ from nomax.train.distil.distillation import DistilConfig, Step, distil, sentence
 
 RESULT, TABLE, CHECKPOINTS = "finetune.json", "finetune.md", "checkpoints"
 ORIGINAL, CONVERTED, CALIBRATED, DISTILLED = "original", "converted", "calibrated", "distilled"
-SHARES = ("retrieval", "accuracy", "agreement")  # measures that are shown in percent
+SEARCH = "search"  # how often a few words find the text that they are from
+SHARES = (SEARCH, "retrieval", "accuracy", "agreement")  # measures that are shown in percent
 HISTORY_EVERY = 10  # steps between those that the result keeps
+PROBE = [
+    "a text",
+    "a longer text, which shares a batch with the other one",
+]  # to find out if the model takes packed ones
 
 
 @dataclass(frozen=True)
@@ -53,10 +59,11 @@ class LabelConfig:
 class Options:
     """Bring a converted model back to its original: calibrate every head, then distil hidden states and outputs.
 
-    FOLDER is a sentence encoder or an image model of nomax that `nomax convert` has written: its weights are still the
-    original's, so it is its own teacher, with softmax. It learns from the train splits of data sets, and is measured on
-    their test splits: a sentence encoder by the cosine of its embeddings to the original's at about 15, 55 and 135
-    tokens, an image model by its accuracy. Texts are split by document. An image model can go on to learn from labels.
+    FOLDER is a model that `nomax convert` has written: a sentence encoder or a text classifier of transformers, or an
+    image model of nomax. Its weights are still the original's, so it is its own teacher, with softmax. It learns from
+    the train splits of data sets, and is measured on their test splits: a sentence encoder by the cosine of its
+    embeddings to the original's at about 15, 55 and 135 tokens, a classifier by its accuracy. Texts are split by
+    document. A classifier can go on to learn from labels.
 
     The same command goes on where a killed one was. OUT/finetune.json has the table, the settings and every tenth step;
     OUT/finetune.md the table alone.
@@ -65,8 +72,9 @@ class Options:
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     """The converted model."""
     data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME…")]
-    """What to learn from. Text: names (`nomax data list`), folders with train and test files, or JSONL files. Images:
-    one name, folder or set of shards, as in `nomax train vit`."""
+    """What to learn from. Sentence encoders: names (`nomax data list`), folders with train and test files, or JSONL
+    files. Text classifiers: a folder with train.csv and test.csv, whose columns are text and label. Images: one name,
+    folder or set of shards, as in `nomax train vit`."""
     out: Path | None = None
     """Where the model goes, with finetune.json; FOLDER-finetuned if not given."""
     teacher: Path | None = None
@@ -78,9 +86,10 @@ class Options:
     length: int = 256
     """The longest texts, in tokens."""
     batch_tokens: int = 2048
-    """Tokens in a batch of texts, padding included."""
+    """Tokens in a batch of a sentence encoder. It has texts of all lengths, packed; or, where the model does not take
+    packed ones, texts of similar lengths, and padding counts."""
     batch_size: int = 64
-    """Images in a batch."""
+    """Images, or texts with labels, in a batch."""
     held_out: float = 0.0
     """For images: the share of the training images to measure on, instead of the test split, to choose settings by."""
     calibration: Literal["in turn", "at once", "none"] = "in turn"
@@ -92,6 +101,8 @@ class Options:
     """Images to fit them on."""
     test_texts: int = 256
     """Texts of each length to measure on."""
+    test_queries: int = 1000
+    """Texts to find by a few of their words, among as many."""
     train_embeddings: bool = False
     """Train the table of word embeddings, too."""
     seed: int = 0
@@ -101,7 +112,7 @@ class Options:
     distil: DistilConfig = field(default_factory=DistilConfig)
     """How to distil; --distil.steps 0 only calibrates."""
     labels: LabelConfig = field(default_factory=LabelConfig)
-    """How to fine-tune an image model on labels, after that; --labels.steps 0 does not."""
+    """How to fine-tune a classifier on labels, after that; --labels.steps 0 does not."""
     smoke: bool = False
     """Shrink everything to seconds, only to check that it works."""
 
@@ -128,14 +139,18 @@ def _recipe_type(folder: Path) -> type["Recipe"]:
     """Return the recipe for the kind of model in a folder."""
     settings = folders.config_of(folders.found(folder))
     if folders.library_of(settings, folder) == "transformers":
-        return Recipe
+        from nomax.train.distil.classifier import ARCHITECTURE, ClassifierRecipe  # which imports this module
+
+        architecture = next(iter(settings.get("architectures") or ()), "")
+        return ClassifierRecipe if architecture.endswith(ARCHITECTURE) else Recipe
     if settings.get("model_type") == models.hub.VIT:
         from nomax.train.distil.images import ImageRecipe  # which imports this module
 
         return ImageRecipe
     raise ValueError(
         f"{folder} holds a {settings.get('model_type') or settings.get('architecture')}; nomax finetune takes sentence "
-        "encoders of transformers and image models of nomax. nomax.calibrate and nomax.distil take any model."
+        "encoders and text classifiers of transformers, and image models of nomax. nomax.calibrate and nomax.distil "
+        "take any model."
     )
 
 
@@ -156,16 +171,22 @@ class Recipe:
         """Load the models and the texts."""
         options, tokenizers = self.options, _compat.transformers()
         if options.labels.steps or options.held_out:
-            raise ValueError("--labels and --held-out are for image models; this is a sentence encoder.")
+            raise ValueError(
+                "--labels and --held-out are for classifiers; this is a sentence encoder. This gives it a head: "
+                'nomax.from_pretrained(FOLDER, class_name="BertForSequenceClassification", num_labels=…), to be saved '
+                "by its save_pretrained."
+            )
         self.student: nn.Module = folders.from_pretrained(options.folder)
-        self.teacher = _original(options.teacher or options.folder)
+        self.teacher: nn.Module | None = original_of(options.teacher or options.folder)
         self.tokenizer: Any = tokenizers.AutoTokenizer.from_pretrained(options.folder)
         self._check()
         self.learned = any(layer.gain is not None for layer in inner_attentions(self.student).values())
         read = partial(texts.documents, options.data, language=options.language, tokenizer=self.tokenizer)
         self.train_documents = read(split="train")
         special = len(self.tokenizer("")["input_ids"])
-        self.tests = texts.measured(read(split="test"), options.test_texts, special)
+        test_documents = read(split="test")
+        self.tests = texts.measured(test_documents, options.test_texts, special)
+        self.queries = texts.queries(test_documents, options.test_queries, self.tokenizer)
         self.pairs = texts.pairs(options.pairs, "test", self.tokenizer) if options.pairs else None
         self._targets: dict[int, Tensor] = {}
 
@@ -175,7 +196,8 @@ class Recipe:
         self._save()
 
     def _measure_and_distil(self) -> None:
-        self._stage(ORIGINAL, self.teacher)
+        if self.teacher is not None:
+            self._stage(ORIGINAL, self.teacher)
         self._stage(CONVERTED, self.student)
         if self.options.calibration != "none" and not self.learned:
             with as_converted(self.student):
@@ -228,15 +250,16 @@ class Recipe:
                 self._targets[length] = teacher
             cosines = (vectors * self._targets[length]).sum(-1)
             measured[f"cosine at {length}"] = float(cosines.mean())
-        if self.pairs is not None:
-            sides = [texts.embedded(model, side, self.tokenizer, self.options.length) for side in self.pairs]
-            measured["retrieval"] = texts.retrieval(*sides)
         self.result["tests"] = {str(length): len(pieces) for length, pieces in self.tests.items()}
-        if self.pairs is not None:
-            self.result["tests"]["pairs"] = len(self.pairs[0])
+        for title, sides, directions in ((SEARCH, self.queries, 1), ("retrieval", self.pairs, 2)):
+            if sides is not None:
+                source, target = (texts.embedded(model, side, self.tokenizer, self.options.length) for side in sides)
+                measured[title] = texts.retrieval(source, target, directions)
+                self.result["tests"][title] = len(source)
         return measured
 
     def _embedded_by_teacher(self, pieces: list[texts.Piece]) -> Tensor:
+        assert self.teacher is not None  # a sentence encoder has one
         return texts.embedded(self.teacher, pieces, self.tokenizer, self.options.length)
 
     def _calibrate(self) -> None:
@@ -267,21 +290,20 @@ class Recipe:
         chosen.sort(key=lambda piece: piece.tokens)
         batches = [
             texts.encoded([piece.text for piece in group], self.tokenizer, self.options.length)
-            for group in texts.grouped(chosen, texts.MEASURED_TOKENS, self.options.length)
+            for group in texts.grouped(chosen, texts.CALIBRATED_TOKENS, self.options.length)
         ]
         return batches, sum(int(batch["attention_mask"].sum()) for batch in batches)
 
     def _distil(self) -> None:
         if not self.options.train_embeddings:
-            for module in self.student.modules():
-                if isinstance(module, nn.Embedding):
-                    module.requires_grad_(False)
+            texts.freeze_embeddings(self.student)
         batches = texts.batches(
             self.train_documents,
             self.tokenizer,
             tokens=self.options.batch_tokens,
             longest=self.options.length,
             seed=self.options.seed,
+            packing=texts.packing_of(self.student, texts.encoded(PROBE, self.tokenizer, self.options.length)),
         )
         steps = self.options.distil.steps
         with Bar("distilling", steps, "tokens", self.console) as bar:
@@ -363,7 +385,7 @@ def spelled(options: Options) -> str:
 
 
 def _shrunk(options: Options) -> Options:
-    few = {"length": 32, "batch_tokens": 256, "calibration_texts": 2, "test_texts": 2, "pairs": None}
+    few = {"length": 32, "batch_tokens": 256, "calibration_texts": 2, "test_texts": 2, "test_queries": 4, "pairs": None}
     few |= {"batch_size": 8, "calibration_images": 8}
     labels = replace(options.labels, steps=min(options.labels.steps, 3))
     return replace(options, **few, distil=replace(options.distil, steps=3), labels=labels)  # type: ignore[arg-type]
@@ -378,11 +400,12 @@ def _settings(options: Options) -> dict[str, Any]:
     return plain | {"data": list(options.data)}
 
 
-def _original(folder: Path) -> nn.Module:
+def original_of(folder: Path) -> nn.Module:
     """Load the original of a converted model, from its own folder or from that of the converted one."""
     settings = folders.config_of(folders.found(folder))
     if folders.KEY not in settings:
-        model = folders.load_original(folders.found(folder), settings)
+        model = folders.loadoriginal_of(folders.found(folder), settings)
+        convert(model, SOFTMAX)  # so that it takes packed batches, as the student does
     else:
         model = folders.from_pretrained(folder)
         for layer in inner_attentions(model).values():

@@ -259,7 +259,7 @@ def output_error(output: Any, target: Any, batch: Any) -> Tensor:
     mask = padding_mask(batch)
     if isinstance(getattr(output, "logits", None), Tensor):
         logits, wanted = output.logits.float(), target.logits.float()
-        if mask is not None and logits.shape[:2] == mask.shape:
+        if mask is not None and logits.dim() == 3 and logits.shape[:2] == mask.shape:
             logits, wanted = logits[mask.bool()], wanted[mask.bool()]
         logits, wanted = logits.flatten(0, -2).log_softmax(-1), wanted.flatten(0, -2).log_softmax(-1)
         return nn.functional.kl_div(logits, wanted, reduction="batchmean", log_target=True)
@@ -268,16 +268,20 @@ def output_error(output: Any, target: Any, batch: Any) -> Tensor:
 
 def sentence_error(output: Any, target: Any, batch: Any) -> Tensor:
     """Compare sentence embeddings: one minus the cosine, where an embedding is the mean of its tokens."""
-    mask = padding_mask(batch)
-    cosine = nn.functional.cosine_similarity(
-        embeddings(first_tensor(output), mask), embeddings(first_tensor(target), mask), dim=-1
-    )
-    return 1 - cosine.mean()
+    pairs = (embeddings(first_tensor(states), batch) for states in (output, target))
+    return 1 - nn.functional.cosine_similarity(*pairs, dim=-1).mean()
 
 
-def embeddings(states: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean of each sequence's tokens, [B, dim] in float32."""
+def embeddings(states: Tensor, batch: Any) -> Tensor:
+    """Return the mean of each sequence's tokens, [sequences, dim] in float32; padded or packed as the batch is."""
     states = states.float()
+    bounds = batch.get("cu_seq_lens_q") if isinstance(batch, Mapping) else None
+    if bounds is not None:
+        lengths = bounds.diff().long()
+        owner = torch.arange(len(lengths), device=states.device).repeat_interleave(lengths)
+        sums = states.new_zeros(len(lengths), states.shape[-1]).index_add(0, owner, states.squeeze(0))
+        return sums / lengths.unsqueeze(1)
+    mask = padding_mask(batch)
     if mask is None:
         return states.mean(1)
     weights = mask[..., None].to(states.dtype)

@@ -1,4 +1,4 @@
-"""`nomax finetune` for image models: the recipe of texts, measured by accuracy, with a last part that learns labels."""
+"""`nomax finetune` for image models of nomax."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -17,20 +17,17 @@ from nomax.data.images.transforms import Augment, Evaluation
 from nomax.data.order import Order
 from nomax.data.source import Source, listed
 from nomax.models import Preprocessing, ViT
-from nomax.train.console import Bar
-from nomax.train.distil.command import CHECKPOINTS, HISTORY_EVERY, ORIGINAL, Options, Recipe, rounded
-from nomax.train.distil.distillation import DistilConfig, OutputLoss, Step, distil
+from nomax.train.distil.command import Options
+from nomax.train.distil.labelled import LabelledRecipe
 from nomax.train.vision.config import image_side
 from nomax.train.vision.task import LOSSES, load_images
 
-FINE_TUNED = "fine-tuned"
-LABELS = f"{CHECKPOINTS}-labels"
 MEASURED = 256  # images in a batch without gradients
 
 Labelled = tuple[Tensor, Tensor]  # images, and their labels
 
 
-class ImageRecipe(Recipe):
+class ImageRecipe(LabelledRecipe):
     """One run of the recipe for an image model of nomax."""
 
     unit = "images"
@@ -47,31 +44,15 @@ class ImageRecipe(Recipe):
             self.learned = any(layer.gain is not None for layer in inner_attentions(model).values())
         if options.teacher is None:
             convert(teacher, "softmax")
-        self.teacher: nn.Module = teacher.requires_grad_(False)
+        self.teacher: nn.Module | None = teacher.requires_grad_(False)
         self.loss = LOSSES[model.config.probabilities or "softmax"]
         self.train, self.test = load_images(options.data[0], held_out=options.held_out)
         _check_images(options.data[0], self.train, model)
         self.shown, self.learned_from = _transforms(model, self.train)
-        self.predicted: Tensor | None = None  # by the original
+        self.positions_each = model.config.tokens
 
-    def run(self) -> None:
-        """Do what is done for texts, then learn the labels."""
-        self._measure_and_distil()
-        if self.options.labels.steps:
-            self._learn_labels()
-            self._stage(FINE_TUNED, self.student)
-        self._save()
-
-    def _measured(self, name: str, model: nn.Module) -> dict[str, Any]:
-        """Return how many images a model gets right, and for how many it says what the original says."""
-        if self.predicted is None:
-            self.predicted, self.labels = self._predictions(self.teacher)
-        predicted = self.predicted if name == ORIGINAL else self._predictions(model)[0]
-        self.result["tests"] = {"images": len(self.labels)}
-        shares = {"accuracy": predicted == self.labels, "agreement": predicted == self.predicted}
-        return {title: float(right.double().mean()) for title, right in shares.items()}
-
-    def _predictions(self, model: nn.Module) -> tuple[Tensor, Tensor]:
+    def predictions(self, model: nn.Module) -> tuple[Tensor, Tensor]:
+        """Return the classes that a model gives to the test images, and the right ones."""
         predicted, labels = [], []
         with torch.inference_mode(), evaluation_batches(self.test, self.shown, MEASURED) as made:
             for images, wanted in made:
@@ -79,64 +60,29 @@ class ImageRecipe(Recipe):
                 labels.append(wanted)
         return torch.cat(predicted), torch.cat(labels)
 
-    def _batches(self, seed: int, size: int) -> Iterator[Labelled]:
-        order = Order(len(self.train), size, seed)
+    def batches(self, seed: int, size: int | None = None) -> Iterator[Labelled]:
+        """Yield batches of images and labels without end, the same for the same seed."""
+        order = Order(len(self.train), size or self.options.batch_size, seed)
         with batches(self.train, order, self.learned_from) as made:
             for batch in made:
                 yield batch.images, batch.targets
 
+    def call(self, model: nn.Module, batch: Labelled) -> Tensor:
+        """Return a model's output for the images of a batch."""
+        logits: Tensor = model(batch[0])
+        return logits
+
     def _calibration_batches(self) -> tuple[list[Any], int]:
         """Return images to calibrate on: the first of another order than that of the training."""
         count = min(self.options.calibration_images, len(self.train))
-        ((images, _),) = islice(self._batches(self.options.seed + 1, count), 1)
+        ((images, _),) = islice(self.batches(self.options.seed + 1, count), 1)
         return list(images.split(MEASURED)), count
 
-    def _distil(self) -> None:
-        self.result["distillation"] = self._taught(
-            "distilling", self.options.distil, self._as_the_original, CHECKPOINTS
-        )
+    def label_loss(self, output: Tensor, batch: Labelled) -> Tensor:
+        """Compare an output with the labels, by the loss that the model was trained with."""
+        return self.loss(output, batch[1]).mean()
 
-    def _learn_labels(self) -> None:
-        chosen = self.options.labels
-        config = DistilConfig(steps=chosen.steps, lr=chosen.lr, warmup=chosen.warmup, last_share=1.0)
-
-        def loss(output: Tensor, target: Tensor | None, batch: Labelled) -> Tensor:
-            own = self.loss(output, batch[1]).mean()
-            return own if target is None else own + chosen.teacher_weight * self._as_the_original(output, target, batch)
-
-        self.result["labels"] = self._taught(
-            "fine-tuning", config, loss, LABELS, with_teacher=chosen.teacher_weight > 0
-        )
-
-    def _taught(
-        self, title: str, config: DistilConfig, loss: OutputLoss, folder: str, *, with_teacher: bool = True
-    ) -> dict[str, Any]:
-        """Train the student on batches of images, and return what came of it; after a kill, go on."""
-        tokens: Any = self.student.config.tokens  # type: ignore[union-attr]
-        # Another order for each part, so that the second does not begin with the images of the first.
-        order = 2 * self.options.seed + (folder == LABELS)
-        with Bar(title, config.steps, self.unit, self.console) as bar:
-
-            def report(step: Step) -> None:
-                bar.update(step.step, {"loss": step.loss, self.unit: step.positions // tokens})
-
-            history = distil(
-                self.student,
-                self.teacher if with_teacher else None,
-                self._batches(order, self.options.batch_size),
-                config,
-                output_loss=loss,
-                call=lambda model, batch: model(batch[0]),
-                folder=self.out / folder,
-                report=report,
-            )
-        return {
-            self.unit: history[-1].positions // tokens,
-            "seconds": history[-1].seconds,
-            "steps": [rounded(step) for step in history if step.step % HISTORY_EVERY == 0 or step.step == config.steps],
-        }
-
-    def _as_the_original(self, output: Tensor, target: Tensor, batch: Labelled) -> Tensor:
+    def teacher_loss(self, output: Tensor, target: Tensor, batch: Labelled) -> Tensor:
         """Return the divergence of the student's probabilities from the original's."""
         output, target = output.float(), target.float()
         if self.loss is LOSSES["softmax"]:
