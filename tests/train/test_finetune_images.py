@@ -111,7 +111,7 @@ def test_wrong_images_options_and_folders_say_what_to_do(places, tmp_path, capsy
     large = tiny_images.write(tmp_path / "large", size=24)
     assert "its images are 24×24, but the model takes 16×16" in complaint("--data", large)
     more = tiny_images.write(tmp_path / "more", classes=8)
-    assert "its classes are not the model's: class 4, class 5" in complaint("--data", more)
+    assert "its classes are not the model's: 'class 4', 'class 5'" in complaint("--data", more)
     assert "is not converted: first run nomax convert" in complaint("--data", tiny, folder=places / "run")
     begun = tmp_path / "begun"
     begun.mkdir()
