@@ -1,6 +1,7 @@
 """Put what the studies found into the page about them: verdicts, figures and commands, as far as they are there.
 
-mkdocs.yml names this file as a hook. Everything comes from results/STUDY/, which `nomax study` writes.
+mkdocs.yml names this file as a hook. Everything comes from results/STUDY/, which `nomax study` writes. Figures of
+results/convert/, which pages name themselves, become part of the site, too.
 """
 
 import json
@@ -20,9 +21,10 @@ NOTHING = "No results are in this checkout yet: each study writes its own into `
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the figures to the site's files."""
-    for folder in studies():
+    for folder in [*studies(), *sorted(RESULTS.glob("convert/*"))]:
         for figure in sorted(folder.glob("*.svg")):
-            files.append(File.generated(config, f"results/{folder.name}/{figure.name}", abs_src_path=str(figure)))
+            place = f"results/{figure.relative_to(RESULTS).as_posix()}"
+            files.append(File.generated(config, place, abs_src_path=str(figure)))
     return files
 
 

@@ -24,7 +24,10 @@ COMMANDS = {
         "train a causal language model, one φ or several side by side",
     ),
     "convert": ("nomax.conversion.command", "give the model of a folder φ attention: transformers, timm, nomax"),
-    "finetune": ("nomax.train.distil.command", "calibrate a converted model, and distil it from its original"),
+    "finetune": (
+        "nomax.train.distil.command",
+        "calibrate a converted model, distil it from its original",
+    ),
     "evaluate": ("nomax.evaluate.evaluate", "accuracy of image models, BLEU of translations, perplexity"),
     "predict": ("nomax.evaluate.predict", "predict the classes of image files"),
     "translate": ("nomax.evaluate.translate", "translate lines or documents from standard input"),

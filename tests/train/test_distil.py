@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import nomax
+from nomax import _compat
 from nomax.nn import InnerAttention
 from nomax.train.distil import distillation, texts
 from nomax.train.distil.distillation import (
@@ -187,6 +188,51 @@ def test_batches_are_the_same_again_and_within_their_size(monkeypatch):
         assert len(batch) == 1 or len(batch) * (max(len(text.split()) for text in batch) + 2) <= 120
 
 
+def test_packed_batches_have_texts_of_all_lengths(monkeypatch):
+    monkeypatch.setattr(texts, "encoded", lambda texts, tokenizer, longest: texts)
+    made = texts.batches(DOCUMENTS, None, tokens=120, longest=40, seed=0, packing=lambda batch: batch)
+    spreads = []
+    for batch in itertools.islice(made, 30):
+        lengths = [len(text.split()) for text in batch]
+        spreads.append(max(lengths) - min(lengths))
+    assert sorted(spreads)[15] > 20  # of 40 at most; without packing they share batches by length
+    padded = texts.batches(DOCUMENTS, None, tokens=120, longest=40, seed=0)
+    widths = [[len(text.split()) for text in batch] for batch in itertools.islice(padded, 30)]
+    assert sorted(max(width) - min(width) for width in widths)[15] < 10
+
+
+def test_a_packed_batch_has_the_loss_of_a_padded_one():
+    transformers = _compat.transformers()
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    mask = (torch.arange(9) < torch.tensor([[9], [4], [6]])).long()
+    batch = {"input_ids": torch.randint(2, 50, (3, 9)).masked_fill(mask == 0, 1), "attention_mask": mask}
+    for name in ("Bert", "Roberta"):
+        torch.manual_seed(0)
+        config = getattr(transformers, f"{name}Config")(vocab_size=50, pad_token_id=1, initializer_range=0.4, **sizes)
+        model, other = (getattr(transformers, f"{name}Model")(config).eval() for _ in range(2))
+        for each in (model, other):
+            nomax.convert(each, "relu/L")
+        packed = texts.packing_of(model, batch)(batch)
+        with torch.no_grad():
+            losses = [sentence_error(model(**each), other(**each), each) for each in (batch, packed)]
+        torch.testing.assert_close(*losses)
+    assert texts.packing_of(Encoder("relu/L"), batch) is None  # which knows no positions and bounds
+
+
+def test_queries_are_words_of_the_texts_that_they_have_to_find():
+    words = [f"w{number}" for number in range(40)]
+    documents = [[texts.Piece(" ".join(words), 40), texts.Piece("too short", 2)] for _ in range(5)]
+
+    def tokenizer(texts, add_special_tokens):
+        return {"input_ids": [text.split() for text in texts]}
+
+    asked, wanted = texts.queries(documents, 3, tokenizer)
+    assert [piece.tokens for piece in asked] == [4] * 3
+    assert [piece.tokens for piece in wanted] == [40] * 3
+    assert all(query.text in text.text for query, text in zip(asked, wanted, strict=True))
+    assert texts.queries([[texts.Piece("too short", 2)]], 3, tokenizer) is None
+
+
 def test_measured_texts_have_about_the_length_asked_for():
     for length, pieces in texts.measured(DOCUMENTS, 50).items():
         assert all(abs(piece.tokens + 2 - length) <= 0.15 * length for piece in pieces)
@@ -197,7 +243,10 @@ def test_measured_texts_have_about_the_length_asked_for():
 
 def test_retrieval_counts_both_directions():
     points = nn.functional.normalize(torch.randn(6, 4), dim=-1)
-    assert texts.retrieval(points, points) == 1
+    assert texts.retrieval(points, points, both_ways=True) == 1
     turned = points.clone()
     turned[0], turned[1] = points[1], points[0]
-    assert texts.retrieval(points, turned) == pytest.approx(4 / 6)
+    assert texts.retrieval(points, turned, both_ways=True) == pytest.approx(4 / 6)
+    same = points.clone()
+    same[1:] = points[0]  # the first of equals is the nearest: to all targets one source, to each source another target
+    assert texts.retrieval(points, same, both_ways=False) == pytest.approx(1 / 6)

@@ -1,6 +1,10 @@
 """`nomax finetune`: from a converted folder to a better one, with what came of it; killed, and on again."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +14,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 import nomax
 from nomax import _compat
 from nomax.cli import main
-from nomax.train.distil.command import markdown
+from nomax.train.distil import command as module
+from nomax.train.distil.result import figure, markdown
 
 WORDS = [f"w{number}" for number in range(60)]
 
@@ -48,18 +53,26 @@ def corpus(tmp_path_factory):
     return folder
 
 
-def command(converted, corpus, out, *more):
+def arguments(converted, corpus, out, *more):
     words = ["finetune", converted, "--data", corpus, "--out", out, "--length", "64", "--batch-tokens", "256"]
     words += ["--test-texts", "8", "--calibration-texts", "8", "--distil.steps", "40", "--distil.checkpoint-every", "4"]
     words += ["--distil.lr", "0.003"]
-    return main([*map(str, words), *more])
+    return [*map(str, words), *more]
 
 
-def test_the_table_the_model_and_what_a_killed_run_leaves(converted, corpus, tmp_path, monkeypatch, capsys):
+def command(*settings):
+    return main(arguments(*settings))
+
+
+def result_of(folder):
+    return json.loads((folder / "finetune.json").read_text())
+
+
+def test_the_table_and_the_model(converted, corpus, tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
     assert command(converted, corpus, out, "--pairs", str(corpus)) == 0
     printed = capsys.readouterr().out
-    result = json.loads((out / "finetune.json").read_text())
+    result = result_of(out)
     assert list(result["stages"]) == ["original", "converted", "calibrated", "distilled"]
     for name, measured in result["stages"].items():
         assert name in printed
@@ -71,36 +84,43 @@ def test_the_table_the_model_and_what_a_killed_run_leaves(converted, corpus, tmp
     assert result["command"].startswith(f"nomax finetune {converted} --data {corpus} --out {out} --pairs {corpus}")
     assert "--length 64" in result["command"]
     assert not (out / "checkpoints").exists()
+    drawing = (out / "finetune.svg").read_text()
+    assert f"distilled: {result['stages']['distilled']['cosine at 15']:.3f}" in drawing
     assert f"| {after:.4f} |" in (out / "finetune.md").read_text()
 
-    from nomax.train.distil import command as module
-
-    def killed(*arguments, **options):
-        def report(step):
-            if step.step == 6:
-                raise KeyboardInterrupt
-
-        return distil(*arguments, **options | {"report": report})
-
-    distil, other = module.distil, tmp_path / "other"
-    monkeypatch.setattr(module, "distil", killed)
-    assert command(converted, corpus, other, "--pairs", str(corpus)) == 130
-    monkeypatch.setattr(module, "distil", distil)
-    assert command(converted, corpus, other, "--pairs", str(corpus)) == 0
-    again = json.loads((other / "finetune.json").read_text())
-    assert again["stages"] == result["stages"]
-    first, second = (nomax.from_pretrained(folder).state_dict() for folder in (out, other))
-    assert all(torch.equal(first[name], second[name]) for name in first)
     monkeypatch.setattr(module, "distil", None)  # a finished one has nothing left to do
     capsys.readouterr()
-    assert command(converted, corpus, other, "--pairs", str(corpus)) == 0
+    assert command(converted, corpus, out, "--pairs", str(corpus)) == 0
     assert f"{after:.4f}" in capsys.readouterr().out
+
+
+def test_killed_with_signal_9_it_goes_on_to_the_very_same_weights(converted, corpus, tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    more = ["--threads", str(torch.get_num_threads()), "--distil.steps", "120"]
+    assert command(converted, corpus, whole, *more) == 0
+
+    words = arguments(converted, corpus, killed, *more)
+    process = subprocess.Popen([sys.executable, "-m", "nomax.cli", *words], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 300
+    while not list(killed.glob("checkpoints/step-*.pt")):
+        assert process.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    left = result_of(killed)
+    assert "distilled" not in left["stages"]
+
+    assert command(converted, corpus, killed, *more) == 0
+    assert result_of(killed)["stages"] == result_of(whole)["stages"]
+    first, second = (nomax.from_pretrained(folder).state_dict() for folder in (whole, killed))
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_only_calibration(converted, corpus, tmp_path):
     out = tmp_path / "out"
     assert command(converted, corpus, out, "--distil.steps", "0", "--calibration", "at once") == 0
-    result = json.loads((out / "finetune.json").read_text())
+    result = result_of(out)
     assert list(result["stages"]) == ["original", "converted", "calibrated"]
     assert "--calibration 'at once'" in result["command"]
     model = nomax.from_pretrained(out)
@@ -139,7 +159,7 @@ def test_a_trained_model_learns_on_from_the_original(converted, corpus, tmp_path
     first, second = tmp_path / "first", tmp_path / "second"
     assert command(converted, corpus, first) == 0
     assert command(first, corpus, second, "--teacher", str(original)) == 0
-    before, after = (json.loads((folder / "finetune.json").read_text())["stages"] for folder in (first, second))
+    before, after = (result_of(folder)["stages"] for folder in (first, second))
     assert list(after) == ["original", "converted", "distilled"]
     assert after["converted"] == pytest.approx(before["distilled"], abs=1e-5)
     assert after["distilled"]["cosine at 55"] > before["distilled"]["cosine at 55"]
@@ -154,3 +174,6 @@ def test_the_tables_on_the_page_are_those_of_the_results():
         table = markdown(json.loads(file.read_text()))
         assert table.partition("-->\n\n")[2] in page
         assert table == file.with_suffix(".md").read_text()
+    result = result_of(root / "results" / "convert" / "minilm")
+    for drawn in ("results/convert/minilm/finetune.svg", "docs/images/recover.svg"):
+        assert (root / drawn).read_bytes() == figure(result)

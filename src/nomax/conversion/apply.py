@@ -59,6 +59,8 @@ def apply(site: Site, phi: Phi, qk_norm: bool | None, undo: Undo) -> None:
         if qk_norm is not None:
             raise ConversionError("qk_norm is part of a nomax.nn.Attention when it is made: leave qk_norm=None.")
         undo.set(module, "phi", phi)
+        for name in ("gain", "shift"):  # which calibration may replace
+            undo.set(module, name, getattr(module, name))
         return
     inner = getattr(module, "inner_attention", None)
     if isinstance(inner, InnerAttention):

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from nomax.conversion.own import as_converted
 from nomax.nn.inner_attention import InnerAttention
 from nomax.phi import ROW_MAPS, SOFTMAX, Phi
 
@@ -57,7 +58,7 @@ def calibrate(
 ) -> list[LayerFit]:
     """Give every head of a converted model the gain and shift that bring it closest to softmax on these batches.
 
-    model: one that `nomax.convert` has changed; its other weights are still the original's.
+    model: one that `nomax.convert` has changed, of nomax or any other library; its weights are still the original's.
     batches: a few, as the model takes them: a mapping of keyword arguments, a tuple of arguments, or one argument.
     order: "in turn" fits one layer after the other, on the inputs that the layers before it now give, to the outputs
         that the original gave; "at once" fits every layer on the original's inputs, in one pass.
@@ -67,10 +68,20 @@ def calibrate(
     The gain has a closed form; the shift is found by a search. Padding, that is keys which no query may see, does not
     count. Layers whose φ normalises rows itself are left alone.
     """
-    call = call or call_model
     batches = list(batches)
     if not batches:
         raise ValueError("batches must hold at least one batch to calibrate on.")
+    with as_converted(model):
+        return _calibrated(model, batches, order, call or call_model, progress)
+
+
+def _calibrated(
+    model: nn.Module,
+    batches: Sequence[Any],
+    order: Order,
+    call: Callable[[nn.Module, Any], Any],
+    progress: Callable[[int, int], None] | None,
+) -> list[LayerFit]:
     layers = inner_attentions(model)
     pointwise = {name: layer for name, layer in layers.items() if layer.phi.activation not in ROW_MAPS}
     if not pointwise:

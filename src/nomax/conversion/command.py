@@ -26,7 +26,7 @@ class Options:
     """
 
     folder: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="FOLDER")]]
-    """The folder of the model, with config.json and safetensors; or its id on the hub."""
+    """The folder of the model, with config.json and safetensors; a run of `nomax train`; or an id on the hub."""
     out: Path
     """The folder for the converted model, new or empty. Tokenizers and other small files are copied to it."""
     phi: Annotated[str, tyro.conf.arg(help=f"How scores become weights: {NOTATION}.")] = "relu/L"

@@ -83,10 +83,16 @@ def save_pretrained(model: nn.Module, folder: str | Path, settings: Mapping[str,
 
 
 def found(name: str | Path) -> Path:
-    """Return the folder of a model, from the disk or fetched from the hub."""
+    """Return the folder of a model, from the disk or fetched from the hub; of a run of `nomax train`, its model."""
     folder = Path(name)
     if folder.is_dir():
-        return folder
+        if not (folder / "run.json").is_file() or any(folder.glob("*.safetensors")):
+            return folder
+        if not (folder / "model" / CONFIG).is_file():
+            raise FileNotFoundError(
+                f"{folder} is a run without a model: its training has not ended. Give its command again to go on."
+            )
+        return folder / "model"
     return models.hub.download(str(name), files=["*.json", "*.safetensors", "*.txt", "*.model"])
 
 

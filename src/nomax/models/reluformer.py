@@ -51,6 +51,7 @@ class ReLUFormerConfig:
     slots: int = 1024  # of each feed-forward layer, which is a memory
     phi: str = RELUFORMER
     learned_gain: Learned | None = "head"  # √2/γ: one per head, one per layer, or fixed by φ and gamma
+    learned_shift: Learned | None = None  # a number added to the scores before h
     gamma: float = 1.0  # divides φ's (initial) gain: with √(n/π), rows over n keys sum to 1 at initialisation
     memory_phi: str = "relu"
     memory_norm: bool = False
@@ -190,7 +191,8 @@ class Layer(nn.Module):
         super().__init__()
         dim, phi = config.dim, Phi.parse(config.phi)
         phi = replace(phi, gain=phi.gain / config.gamma) if config.gamma != 1 else phi
-        settings: Any = {"phi": phi, "learned_gain": config.learned_gain, "joined_norm": config.joined_norm}
+        learned: Any = {"learned_gain": config.learned_gain, "learned_shift": config.learned_shift}
+        settings: Any = {"phi": phi, "joined_norm": config.joined_norm, **learned}
         self.attention_norm = LayerNorm(dim)
         self.attention = Attention(dim, config.heads, rotary=config.positions == "rotary", **settings)
         self.source_norm = LayerNorm(dim) if reads_source else None

@@ -108,6 +108,7 @@ class ViTConfig:
     gelu: Gelu = "tanh"  # JAX's default; PyTorch's is "exact"
     learned_gain: Learned | None = None
     learned_alpha: Learned | None = None
+    learned_shift: Learned | None = None
     dropout: float = 0.0  # of the embedded patches and the output of each attention and MLP
     class_token: bool | None = None  # None: only if pool="tok" needs it
     norm: Norm = "tokens"  # apply the last LayerNorm to the tokens, or (timm's fc_norm) after pooling
@@ -262,6 +263,7 @@ class Block(nn.Module):
             gate=config.gate,
             learned_gain=config.learned_gain,
             learned_alpha=config.learned_alpha,
+            learned_shift=config.learned_shift,
         )
         self.mlp_norm = LayerNorm(width)
         self.mlp = MLP(config)

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,6 +14,7 @@ from torch.optim import AdamW
 
 from nomax._files import to_json
 from nomax.conversion.calibrate import as_softmax, call_model, inner_attentions
+from nomax.conversion.own import as_converted
 from nomax.nn.layers import SLOW
 from nomax.phi import ROW_MAPS
 from nomax.train import checkpoints
@@ -73,7 +74,7 @@ class Step:
 
 def distil(
     student: nn.Module,
-    teacher: nn.Module,
+    teacher: nn.Module | None,
     batches: Iterable[Any],
     config: DistilConfig | None = None,
     *,
@@ -85,15 +86,39 @@ def distil(
     """Train a converted model, in place, to give the hidden states and outputs of its original; return each step.
 
     student: a model that `nomax.convert` has changed. Parameters that need no gradient stay as they are.
-    teacher: the original; the names of its modules are the student's.
+    teacher: the original; the names of its modules are the student's. None fine-tunes without one: then output_loss,
+        which gets None as the teacher's output, is all that counts.
     batches: as both take them: mappings of keyword arguments, tuples of arguments, or single ones. There must be as
         many as steps; with a folder, the same ones in every call. An attention_mask [B, L] says what is padding.
     output_loss: compares the outputs, given the batch too; `output_error` if not given.
     folder: keeps checkpoints there, and goes on from the newest one; the steps before are then returned as well.
     report: called after each step.
     """
-    config = config or DistilConfig()
-    call, output_loss = call or call_model, output_loss or output_error
+    if teacher is None and output_loss is None:
+        raise ValueError("without a teacher, pass an output_loss that compares with the batch's own labels.")
+    with as_converted(student):
+        return _distilled(
+            student,
+            teacher,
+            batches,
+            config or DistilConfig(),
+            output_loss or output_error,
+            call or call_model,
+            folder,
+            report,
+        )
+
+
+def _distilled(
+    student: nn.Module,
+    teacher: nn.Module | None,
+    batches: Iterable[Any],
+    config: DistilConfig,
+    output_loss: OutputLoss,
+    call: Callable[[nn.Module, Any], Any],
+    folder: Path | None,
+    report: Callable[[Step], None] | None,
+) -> list[Step]:
     layers = [layer for layer in inner_attentions(student).values() if layer.phi.activation not in ROW_MAPS]
     if not layers:
         raise ValueError("the student has no attention with a pointwise φ: convert it first, with nomax.convert.")
@@ -103,7 +128,8 @@ def distil(
     history = _resume(folder, config, student, optimiser)
     training = student.training
     student.eval()  # dropout would be noise between two models that should agree
-    teacher.eval()
+    if teacher is not None:
+        teacher.eval()
     begun = time.monotonic() - (history[-1].seconds if history else 0.0)
     positions = history[-1].positions if history else 0
     device = next(student.parameters()).device.type
@@ -115,15 +141,14 @@ def distil(
             group["lr"] = group["initial_lr"] * schedule(step + 1, config.steps + 1, warmup)
         waiting = layers[step * len(layers) // config.steps + 1 :] if config.layers == "in turn" else []
         with torch.autocast(device, torch.bfloat16, enabled=bfloat16):
-            with torch.no_grad(), recorded(teacher, names) as wanted:
-                target = call(teacher, batch)
+            wanted, target = (None, None) if teacher is None else _wanted(teacher, names, batch, call)
             with as_softmax(waiting), recorded(student, names) as states:
                 output = call(student, batch)
         mask = padding_mask(batch)
-        errors = [relative_error(states[name], wanted[name], mask) for name in names]
-        at_end = output_loss(output, target, batch)
-        only_output = step >= config.steps * (1 - config.last_share)
-        loss = at_end if only_output else at_end + config.hidden_weight * torch.stack(errors).mean()
+        loss = at_end = output_loss(output, target, batch)
+        if wanted is not None and step < config.steps * (1 - config.last_share):
+            errors = [relative_error(states[name], wanted[name], mask) for name in names]
+            loss = at_end + config.hidden_weight * torch.stack(errors).mean()
         if not bool(torch.isfinite(loss)):
             raise NonFiniteError(
                 f"the loss is {loss.item()} at step {step}. A lower learning rate than {config.lr:g} may help; the "
@@ -144,6 +169,16 @@ def distil(
         raise ValueError(f"batches has {len(history)} batches, fewer than the {config.steps} steps.")
     student.train(training)
     return history
+
+
+@torch.no_grad()
+def _wanted(
+    teacher: nn.Module, names: Sequence[str], batch: Any, call: Callable[[nn.Module, Any], Any]
+) -> tuple[dict[str, Tensor], Any]:
+    """Return the teacher's hidden states and its output."""
+    with recorded(teacher, names) as states:
+        output = call(teacher, batch)
+    return states, output
 
 
 def blocks(model: nn.Module) -> list[str]:
@@ -224,7 +259,7 @@ def output_error(output: Any, target: Any, batch: Any) -> Tensor:
     mask = padding_mask(batch)
     if isinstance(getattr(output, "logits", None), Tensor):
         logits, wanted = output.logits.float(), target.logits.float()
-        if mask is not None and logits.shape[:2] == mask.shape:
+        if mask is not None and logits.dim() == 3 and logits.shape[:2] == mask.shape:
             logits, wanted = logits[mask.bool()], wanted[mask.bool()]
         logits, wanted = logits.flatten(0, -2).log_softmax(-1), wanted.flatten(0, -2).log_softmax(-1)
         return nn.functional.kl_div(logits, wanted, reduction="batchmean", log_target=True)
@@ -233,16 +268,20 @@ def output_error(output: Any, target: Any, batch: Any) -> Tensor:
 
 def sentence_error(output: Any, target: Any, batch: Any) -> Tensor:
     """Compare sentence embeddings: one minus the cosine, where an embedding is the mean of its tokens."""
-    mask = padding_mask(batch)
-    cosine = nn.functional.cosine_similarity(
-        embeddings(first_tensor(output), mask), embeddings(first_tensor(target), mask), dim=-1
-    )
-    return 1 - cosine.mean()
+    given, wanted = (embeddings(first_tensor(states), batch) for states in (output, target))
+    return 1 - nn.functional.cosine_similarity(given, wanted, dim=-1).mean()
 
 
-def embeddings(states: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean of each sequence's tokens, [B, dim] in float32."""
+def embeddings(states: Tensor, batch: Any) -> Tensor:
+    """Return the mean of each sequence's tokens, [sequences, dim] in float32; padded or packed as the batch is."""
     states = states.float()
+    bounds = batch.get("cu_seq_lens_q") if isinstance(batch, Mapping) else None
+    if bounds is not None:
+        lengths = bounds.diff().long()
+        owner = torch.arange(len(lengths), device=states.device).repeat_interleave(lengths)
+        sums = states.new_zeros(len(lengths), states.shape[-1]).index_add(0, owner, states.squeeze(0))
+        return sums / lengths.unsqueeze(1)
+    mask = padding_mask(batch)
     if mask is None:
         return states.mean(1)
     weights = mask[..., None].to(states.dtype)

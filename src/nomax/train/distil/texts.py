@@ -1,20 +1,24 @@
 """Text to distil on: pieces of documents from a few words to the longest, batches of similar lengths, tests."""
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from nomax.conversion import pack
 from nomax.data import text
-from nomax.train.distil.distillation import embeddings, first_tensor, padding_mask
+from nomax.train.distil.distillation import embeddings, first_tensor
 
 LENGTHS = (15, 55, 135)  # tokens of the pieces that embeddings are compared on
 WITHIN = 0.15  # by how much a piece may be shorter or longer than that
 WINDOW = 2048  # pieces that are sorted by length to share batches
 MEASURED_TOKENS = 8192  # in a batch without gradients
+QUERY, SEARCHED = 4, 24  # words of a query, and the fewest tokens of a text that it has to find
+CALIBRATED_TOKENS = 1024  # in a batch to calibrate on; few, so that texts of similar lengths share it without padding
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Piece:
 
 
 Segments = list[Piece]  # of one document, in their order
+Packing = Callable[[dict[str, Tensor]], dict[str, Any]]  # from a padded batch to one without padding
 
 
 def documents(names: Sequence[str], split: str, language: str | None, tokenizer: Any) -> list[Segments]:
@@ -85,9 +90,19 @@ def grouped(pieces: Sequence[Piece], tokens: int, longest: int) -> Iterator[list
 
 
 def batches(
-    documents: Sequence[Segments], tokenizer: Any, *, tokens: int, longest: int, seed: int
-) -> Iterator[dict[str, Tensor]]:
-    """Yield batches without end, the same for the same seed; each epoch cuts the documents elsewhere."""
+    documents: Sequence[Segments],
+    tokenizer: Any,
+    *,
+    tokens: int,
+    longest: int,
+    seed: int,
+    packing: Packing | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Yield batches without end, the same for the same seed; each epoch cuts the documents elsewhere.
+
+    With `packing`, a batch has texts of all lengths, so that no step learns about one length only. Without, it has
+    padding, so its texts are of similar lengths.
+    """
     epoch = 0
     while True:
         generator = random.Random(f"{seed} {epoch}")
@@ -95,19 +110,67 @@ def batches(
         if not pieces:
             raise ValueError("the documents hold no text to learn from.")
         generator.shuffle(pieces)
-        groups = []
-        for start in range(0, len(pieces), WINDOW):
-            window = sorted(pieces[start : start + WINDOW], key=lambda piece: piece.tokens)
-            groups += list(grouped(window, tokens, longest))
-        generator.shuffle(groups)
-        for group in groups:
-            yield encoded([piece.text for piece in group], tokenizer, longest)
+        if packing is not None:
+            for group in filled(pieces, tokens, longest):
+                yield packing(encoded([piece.text for piece in group], tokenizer, longest))
+        else:
+            groups = []
+            for start in range(0, len(pieces), WINDOW):
+                window = sorted(pieces[start : start + WINDOW], key=lambda piece: piece.tokens)
+                groups += list(grouped(window, tokens, longest))
+            generator.shuffle(groups)
+            for group in groups:
+                yield encoded([piece.text for piece in group], tokenizer, longest)
         epoch += 1
+
+
+def filled(pieces: Sequence[Piece], tokens: int, longest: int) -> Iterator[list[Piece]]:
+    """Group pieces, in their order, into batches of about so many tokens, without padding."""
+    batch: list[Piece] = []
+    count = 0
+    for piece in pieces:
+        batch.append(piece)
+        count += min(piece.tokens + 2, longest)
+        if count >= tokens:
+            yield batch
+            batch, count = [], 0
+    if batch:
+        yield batch
+
+
+def packing_of(model: nn.Module, batch: dict[str, Tensor]) -> Packing | None:
+    """Return how to pack batches for a model; None if it does not compute the same from a packed batch.
+
+    Models count their positions from 0, or, as RoBERTa does, from the number after that of padding.
+    """
+    padding = getattr(getattr(model, "config", None), "pad_token_id", None) or 0
+    with torch.inference_mode():
+        wanted = embeddings(first_tensor(model(**batch)), batch)
+        for first_position in (0, padding + 1):
+            packed = pack(batch["input_ids"], batch["attention_mask"], first_position)
+            try:
+                given = embeddings(first_tensor(model(**packed)), packed)
+            except (ValueError, TypeError, RuntimeError, IndexError):  # it does not take them, or not these positions
+                continue
+            if torch.allclose(given, wanted, rtol=1e-3, atol=1e-4 * float(wanted.abs().max())):
+                return partial(_packed, first_position=first_position)
+    return None
+
+
+def _packed(batch: dict[str, Tensor], first_position: int) -> dict[str, Any]:
+    return pack(batch["input_ids"], batch["attention_mask"], first_position)
 
 
 def encoded(texts: list[str], tokenizer: Any, longest: int) -> dict[str, Tensor]:
     """Return the arguments of a model for some texts."""
     return dict(tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt"))
+
+
+def freeze_embeddings(model: nn.Module) -> None:
+    """Leave a model's tables of words and positions as they are, which saves time."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            module.requires_grad_(False)
 
 
 def measured(documents: Sequence[Segments], count: int, special: int = 2) -> dict[int, list[Piece]]:
@@ -140,7 +203,7 @@ def embedded(model: nn.Module, texts: Sequence[Piece], tokenizer: Any, longest: 
     with torch.inference_mode():
         for group in grouped([texts[index] for index in order], MEASURED_TOKENS, longest):
             batch = encoded([piece.text for piece in group], tokenizer, longest)
-            parts.append(embeddings(first_tensor(model(**batch)), padding_mask(batch)))
+            parts.append(embeddings(first_tensor(model(**batch)), batch))
     vectors = nn.functional.normalize(torch.cat(parts), dim=-1)
     return vectors[torch.tensor(order).argsort()]
 
@@ -155,9 +218,28 @@ def pairs(name: str, split: str, tokenizer: Any) -> tuple[list[Piece], list[Piec
     return sides[0], sides[1]
 
 
-def retrieval(source: Tensor, target: Tensor) -> float:
-    """Return how often the nearest of all targets is a source's own, and the other way round, on average."""
+def queries(documents: Sequence[Segments], count: int, tokenizer: Any) -> tuple[list[Piece], list[Piece]] | None:
+    """Return a few words in a row out of each of up to `count` texts, and the texts; None if there are none so long.
+
+    Words are far shorter than what they have to find, so a model whose embeddings depend on length in another way than
+    its original's finds less: a harder task than to recognise a paraphrase, which is as long.
+    """
+    generator = random.Random("queries")
+    chosen = [piece for segments in documents for piece in segments if piece.tokens >= SEARCHED]
+    chosen = generator.sample(chosen, min(count, len(chosen)))
+    asked = []
+    for piece in chosen:
+        words = piece.text.split()
+        start = generator.randrange(max(len(words) - QUERY, 0) + 1)
+        asked.append(" ".join(words[start : start + QUERY]))
+    if not chosen:
+        return None
+    return [Piece(each, tokens) for each, tokens in zip(asked, _counts(asked, tokenizer), strict=True)], chosen
+
+
+def retrieval(source: Tensor, target: Tensor, *, both_ways: bool) -> float:
+    """Return how often the nearest of all targets is a source's own; both ways: and the other way round, on average."""
     own = torch.arange(len(source))
     scores = source @ target.T
-    hits = [(scores.argmax(dim) == own).float().mean() for dim in (0, 1)]
+    hits = [(scores.argmax(dim) == own).float().mean() for dim in ((1, 0) if both_ways else (1,))]
     return float(torch.stack(hits).mean())
