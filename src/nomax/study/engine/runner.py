@@ -321,7 +321,7 @@ class Estimate:
 
     def seconds(self, run: Experiment, share: float = 1.0) -> float:
         """Return how long a run will take, or the share of it that is left."""
-        model, data = run.facts["variant"], run.facts.get("data")
+        model, data = run.facts["variant"], run.facts.get("data", "")
         similar = (
             [rate for (_, other), rates in self._rates.items() if other == data for rate in rates],
             [rate for (other, _), rates in self._rates.items() if other == model for rate in rates],
