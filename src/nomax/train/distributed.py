@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,20 @@ def world(device: str = "auto") -> Iterator[World]:
 
 
 def layers(model: nn.Module) -> list[nn.Module]:
-    """List the repeated layers of a model, the members of its module lists, which are sharded one by one."""
+    """List the repeated layers of a model, the members of its module lists: the blocks of a transformer."""
     return [layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module]
+
+
+def compile_layers(model: nn.Module, backend: Any = "inductor") -> None:
+    """Compile a model layer by layer, in place; layers of the same shape share their code."""
+    for layer in layers(model):
+        layer.forward = torch.compile(layer.forward, backend=backend)
+
+
+def checkpoint_activations(model: nn.Module) -> None:
+    """Let every layer keep its inputs only, and run again in the backward pass, with the same random numbers."""
+    for layer in layers(model):
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def shard(model: nn.Module) -> None:

@@ -132,7 +132,9 @@ class VisionTask:
     def observe(self, model: nn.Module, batch: Batch, step: int, folder: Path) -> None:
         """Inspect attention at the steps that config.diagnose asks for."""
         if step in self.recorded:
-            diagnostics.write(folder, step, diagnostics.diagnose(model, batch.images))
+            with torch.compiler.set_stance("force_eager"):  # compiled layers would be compiled again to be looked into
+                layers = diagnostics.diagnose(model, batch.images)
+            diagnostics.write(folder, step, layers)
 
     def describe(self, step: int) -> dict[str, Any]:
         """Name the images that the batch of a step holds."""
