@@ -23,7 +23,7 @@ class LoopConfig:
     MACHINE: ClassVar[frozenset[str]] = frozenset(
         {
             *("accumulate", "activation_checkpointing", "compile", "distribute", "device", "threads", "workers"),
-            *("checkpoint_every", "keep", "diagnose"),
+            *("checkpoint_every", "keep", "diagnose", "read_retries", "read_timeout"),
         }
     )
     NOT_NEGATIVE: ClassVar[tuple[str, ...]] = (
