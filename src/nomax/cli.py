@@ -47,6 +47,7 @@ COMMANDS = {
     "bench vit": ("nomax.bench.vit", "measure the speed of the ViT against timm's"),
     "bench train": ("nomax.bench.train", "measure training steps of small models, and where their time goes"),
     "bench data": ("nomax.bench.data", "measure the input pipeline against torchvision's"),
+    "bench shards": ("nomax.bench.shards", "measure shards of a million images: opening them, random access"),
     "bench translate": ("nomax.bench.translate", "measure ReLUFormer against softmax, entmax and Marian"),
     "bench memory": ("nomax.bench.memory", "measure memories of many slots against plain PyTorch"),
     "bench convert": ("nomax.bench.convert", "measure a converted text encoder against the original"),
