@@ -30,10 +30,11 @@ def load(
     """Load one split of a data set.
 
     `name_or_path` is a name (`nomax data list` shows them); a folder of images (PATH/train/CLASS/…, or PATH/CLASS/…
-    without splits); shards (a folder of .tar files, or a pattern such as "train-{000000..000009}.tar", or a URL of
-    either that fsspec can read); a folder that was prepared as the named sets are; "torchvision:NAME", a class of
-    torchvision.datasets; or "hf:NAME", a data set of Hugging Face's hub or saved on disk, "hf:NAME#image,label" to name
-    its columns. Where a name is also a folder, the name wins: write ./NAME.
+    without splits, or the layout in which ImageNet, CIFAR and others are published: docs/data.md lists them); shards (a
+    folder of .tar files, or a pattern such as "train-{000000..000009}.tar", or a URL of either that fsspec can read); a
+    folder that was prepared as the named sets are; "torchvision:NAME", a class of torchvision.datasets; or "hf:NAME", a
+    data set of Hugging Face's hub or saved on disk, "hf:NAME#image,label" to name its columns. Where a name is also a
+    folder, the name wins: write ./NAME.
 
     `root` is where named sets are kept, data.cache_folder() if not given. `on_error="skip"` leaves out images of a
     folder or of shards that cannot be read, instead of raising.
@@ -69,9 +70,10 @@ def load(
     if is_prepared(path):
         return open_prepared(path, split)
     if path.is_dir():
+        from nomax.data.images import layouts
         from nomax.data.images.files import FolderSource
 
-        return FolderSource(path, split, on_error)
+        return layouts.recognised(path, split, on_error) or FolderSource(path, split, on_error)
     if path.is_file():
         raise ValueError(
             f"{text} is a file. Images are in a folder (PATH/train/CLASS/*.jpg) or in shards (.tar); text is in JSONL "
