@@ -23,6 +23,7 @@ COMMANDS = {
         "nomax.train.text.command:Language",
         "train a causal language model, one φ or several side by side",
     ),
+    "estimate": ("nomax.train.estimate", "estimate memory and time of the papers' trainings on GPUs"),
     "convert": ("nomax.conversion.command", "give the model of a folder φ attention: transformers, timm, nomax"),
     "finetune": ("nomax.train.distil.command", "calibrate a converted model, and distil it from its original"),
     "evaluate": ("nomax.evaluate.evaluate", "accuracy of image models, BLEU of translations, perplexity"),

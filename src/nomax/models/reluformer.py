@@ -116,6 +116,16 @@ class ReLUFormerConfig:
         """Number of values in the model that are not weights."""
         return self.max_length * self.dim if self.positions == "sinusoidal" else 0
 
+    @property
+    def macs(self) -> int:
+        """Multiply-adds for a token of each side: projections, memories, logits, and rows over max_length keys."""
+        width, length = self.dim, self.max_length
+        memory, projections = 2 * self.slots * width, 4 * width * width
+        encoder = projections + 2 * length * width + memory
+        crossing = projections + 2 * length * width if self.encoder_layers else 0
+        decoder = projections + length * width + crossing + memory  # a causal row has half of the keys, in the mean
+        return self.encoder_layers * encoder + self.decoder_layers * decoder + self.vocabulary * width
+
 
 @dataclass(frozen=True)
 class Encoded:
