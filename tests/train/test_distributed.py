@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -51,20 +52,25 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def four(folder):
-    """What four ranks make of it, by another torchrun: runs of their own, and runs that two ranks began."""
+    """What four ranks make of it, on two "machines": runs of their own, and runs that two ranks began."""
     jobs = [(folder / f"four {kind}", {**SETTINGS, "distribute": kind}, None) for kind in KINDS]
     begun(folder / "vit fsdp", folder / "vit chain", 2)
     vit = {**VIT, "data": str(folder / "data"), **VITS["fsdp"]}
     reloads = [(folder / "fsdp", {**SETTINGS, "distribute": kind}, folder / f"held by {kind}.pt") for kind in KINDS]
-    torchrun(4, jobs, [{**vit, "out": folder / name} for name in ("vit four", "vit chain")], reloads)
+    torchrun(2, jobs, [{**vit, "out": folder / name} for name in ("vit four", "vit chain")], reloads, machines=2)
     return folder
 
 
-def torchrun(ranks, jobs, vits, reloads=()):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+def torchrun(ranks, jobs, vits, reloads=(), machines=1):
+    """Let so many ranks on so many machines do the work of toy_ranks.py; all machines are this one."""
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={machines}", f"--nproc-per-node={ranks}"]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free.getsockname()[1]}"]
+    command += ["--local-addr=127.0.0.1", str(Path(__file__).with_name("toy_ranks.py"))]
     work = [json.dumps(each, default=str) for each in (jobs, vits, reloads)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, str(Path(__file__).with_name("toy_ranks.py")), *work], check=True, env=environment)
+    agents = [subprocess.Popen([*command, *work], env=environment) for _ in range(machines)]
+    assert [agent.wait() for agent in agents] == [0] * machines
 
 
 def without_last_checkpoint(source, target):
@@ -138,7 +144,7 @@ def test_a_run_goes_from_two_ranks_to_four_to_one(four, tmp_path):
     assert vit_run(Options(**{**VIT, "data": str(four / "data")}, out=tmp_path / "run")) == 0
     assert losses(tmp_path / "run") == pytest.approx(losses(four / "vit one"), rel=REORDERED)
     ranks = [json.loads((tmp_path / "run" / "run.json").read_text())["continued"][i]["command"] for i in (0, 1)]
-    assert "--nproc-per-node 4" in ranks[0]
+    assert ranks[0].startswith("torchrun --nnodes 2 --nproc-per-node 2 -m nomax.cli train vit ")
     assert "torchrun" not in ranks[1]
 
 

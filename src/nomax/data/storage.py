@@ -259,7 +259,7 @@ def _filesystem(url: str) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:
-        raise ImportError(f"{url}: to read URLs, install fsspec (pip install nomax[remote])") from error
+        raise ImportError(f"{url}: to read URLs: pip install fsspec") from error
     if "::" in url:
         raise ValueError(f"{url}: a chain of protocols (::) cannot be used here; give the last URL alone.")
     try:

@@ -70,7 +70,9 @@ def run(options: Options) -> int:
     if options.gpus < 1 or options.accumulate < 1 or not options.tflops > 0:
         raise ValueError("--gpus, --tflops and --accumulate must be above 0.")
     estimates = estimate(options)
-    table = Table(*COLUMNS, title=f"Estimates for {options.recipe}: nothing of this was measured")
+    table = Table(title=f"Estimates for {options.recipe}: nothing of this was measured")
+    for column in COLUMNS:
+        table.add_column(column, no_wrap=True)
     for each in estimates:
         table.add_row(*row(each))
     Console().print(table)
@@ -151,15 +153,15 @@ def text_numbers(model: ReLUFormerConfig, half: bool) -> Kept:
 
 def _estimate(options: Options, config: VisionConfig | TextConfig, macs: float, kept: Kept) -> Estimate:
     model = _meta(config)
+    layers = distributed.layers(model)
     parameters, flop = _count(model), 6.0 * macs
-    gathered = max(_count(layer) for layer in distributed.layers(model))
-    outside = parameters - sum(_count(layer) for layer in distributed.layers(model))
-    copies = 2 if options.precision == "bf16" else 0  # autocast's, of the weights
-    whole = WEIGHT + GRADIENT + MOMENTS
+    copies = parameters * (2.0 if options.precision == "bf16" else 0.0)  # autocast's, of the weights
+    alone = (WEIGHT + GRADIENT + MOMENTS) * parameters
+    # Two layers are gathered at a time, one of them ahead; what is outside of the layers, all the time.
+    gathered = (WEIGHT + GRADIENT) * (2 * max(map(_count, layers)) + parameters - sum(map(_count, layers)))
     state = {
-        "ddp": parameters * float(whole + copies + (BUCKETS if options.gpus > 1 else 0)),
-        # Two layers are gathered at a time, one of them ahead; what is outside of the layers, all the time.
-        "fsdp": parameters * whole / options.gpus + (WEIGHT + GRADIENT) * (2.0 * gathered + outside),
+        "ddp": alone + copies + (BUCKETS * parameters if options.gpus > 1 else 0),
+        "fsdp": alone / options.gpus + (gathered if options.gpus > 1 else copies),
     }
     units = config.batch_size / options.gpus / options.accumulate
     return Estimate(
