@@ -66,6 +66,25 @@ def test_shards_behind_a_url_are_those_on_the_disk(tmp_path, url, pattern):
     assert there.name(5) == "memory://set/train-001.tar: 5.png"
 
 
+def test_the_root_of_a_url_is_its_own_parent():
+    place = storage.place("s3://bucket/a/b.tar")
+    assert [str(place), str(place.parent), str(place.parent.parent)] == [
+        "s3://bucket/a/b.tar",
+        "s3://bucket/a",
+        "s3://bucket",
+    ]
+    assert place.parent.parent.parent == place.parent.parent
+
+
+def test_a_lost_connection_is_not_a_missing_list_of_classes(url, monkeypatch):
+    def lost(self, path, **_):
+        raise ConnectionResetError("reset by peer")
+
+    monkeypatch.setattr(memory.MemoryFileSystem, "info", lost)
+    with pytest.raises(DataError, match=r"classes\.json cannot be read: reset by peer \(3 attempts"):
+        ShardSource(f"{url}/train-{{000..002}}.tar", patience=HASTY)
+
+
 def test_a_file_url_is_a_path(tmp_path):
     (tmp_path / "train-000.tar").write_bytes(shard(0, 2))
     source = data.load(f"file://{tmp_path}")

@@ -157,6 +157,21 @@ def test_a_damaged_sharded_checkpoint_is_named_and_the_one_before_it_serves(tmp_
     assert [name for name in names(tmp_path) if name.endswith(".damaged")]
 
 
+def test_a_sharded_checkpoint_of_another_optimiser_is_named(tmp_path):
+    run(tmp_path, config=replace(CONFIG, steps=5))
+    weights = {
+        f"model/{name}": tensor for name, tensor in checkpoints.newest(tmp_path / "checkpoints")["model"].items()
+    }
+    facts = {"step": 7, "units": 0, "seconds": 0.0, "config": configs.digest(tmp_path, CONFIG)}
+    path = tmp_path / "checkpoints" / "step-00000007"
+    sharded.save(path, facts, weights, HERE)
+    with pytest.raises(ValueError, match=rf"{path} has no state of this optimiser"):
+        run(tmp_path)
+    sharded.save(path.with_name("step-00000008"), {**facts, "step": 8}, dict(list(weights.items())[1:]), HERE)
+    with pytest.raises(ValueError, match=r"step-00000008 has other weights \(model\)"):
+        run(tmp_path)
+
+
 def test_only_the_newest_are_kept_of_both_kinds(tmp_path):
     checkpoints.save(tmp_path, 5, state(5), keep=2)
     for step in (10, 15):

@@ -2,22 +2,25 @@
 
 import json
 import os
+import queue
 import shutil
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tiny_images
 import torch
+import torch.distributed as dist
 from precision import EPSILON, REORDERED
 from safetensors.torch import load_file
 from toy_task import CONFIG, HERE, Points, run
 
 from nomax import models
-from nomax.train import checkpoints, load_run, metrics
+from nomax.train import checkpoints, distributed, load_run, metrics
 from nomax.train.loop import Loop
 from nomax.train.vision.command import Options
 from nomax.train.vision.command import run as vit_run
@@ -31,6 +34,28 @@ VIT |= {"checkpoint_every": 2, "tensorboard": False}
 VITS = {"ddp": {"distribute": "ddp"}, "fsdp": {"distribute": "fsdp", "activation_checkpointing": True}}
 # For weights: Adam divides a gradient by its own size, and so magnifies the rounding of those that nearly cancel.
 MAGNIFIED = 10 * REORDERED
+
+
+def test_restarted_ranks_do_not_see_the_addresses_of_those_before():
+    """torchrun keeps its store: ranks that come before rank 0 find the words of the round before there."""
+    shared = dist.HashStore()
+
+    def meet(rank):
+        store = distributed.new_round(shared, rank, 3)
+        met.put(rank)
+        return store
+
+    for generation in ("old", "new", "newer"):
+        met = queue.Queue()
+        with ThreadPoolExecutor(3) as pool:
+            others = [pool.submit(meet, rank) for rank in (1, 2)]
+            with pytest.raises(queue.Empty):
+                met.get(timeout=0.5)  # rank 0 is not there yet
+            stores = [pool.submit(meet, 0), *others]
+            for rank, store in enumerate(stores):
+                store.result().set(f"address of {rank}", f"{generation} {rank}")
+                seen = {other.result().get(f"address of {rank}").decode() for other in stores}
+                assert seen == {f"{generation} {rank}"}
 
 
 @pytest.fixture(scope="module")

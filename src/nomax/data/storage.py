@@ -94,8 +94,9 @@ class RemotePath:
 
     @property
     def parent(self) -> "RemotePath":
-        """The folder it is in."""
-        return RemotePath(self.url.rpartition("/")[0], self.patience)
+        """The folder it is in; the root is in itself."""
+        folder = self.url.rpartition("/")[0]
+        return self if folder.endswith(":/") else RemotePath(folder, self.patience)
 
     def __truediv__(self, name: str) -> "RemotePath":
         return RemotePath(f"{self.url}/{name}", self.patience)
@@ -105,8 +106,11 @@ class RemotePath:
         return self.parent / name
 
     def is_file(self) -> bool:
-        """Return whether there is such a file."""
-        return bool(self._ask(lambda system, path: system.isfile(path)))
+        """Return whether there is such a file. (To fsspec's isfile a lost connection is a file that is not there.)"""
+        try:
+            return bool(self._ask(lambda system, path: system.info(path))["type"] == "file")
+        except FileNotFoundError:
+            return False
 
     def is_dir(self) -> bool:
         """Return whether there is such a folder."""

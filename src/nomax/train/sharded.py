@@ -102,9 +102,15 @@ def shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def load(path: Path, tensors: Tensors, world: World) -> None:
-    """Fill these tensors, shards or whole ones, from a checkpoint of any number of ranks; every rank takes part."""
-    with _alone(world) as alone:
-        state_dict_loader.load(tensors, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=alone)
+    """Fill these tensors, shards or whole ones, from a checkpoint of any number of ranks; every rank takes part.
+
+    A ValueError says what it lacks.
+    """
+    try:
+        with _alone(world) as alone:
+            state_dict_loader.load(tensors, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=alone)
+    except CheckpointException as error:
+        raise ValueError(str(_first_failure(error))) from error
 
 
 def read(path: Path) -> dict[str, Any]:
