@@ -23,7 +23,7 @@ from nomax.data.storage import OpenFiles, Patience
 fsspec = pytest.importorskip("fsspec")
 memory = pytest.importorskip("fsspec.implementations.memory")
 
-HASTY = Patience(retries=2, timeout=10, pause=0.001)
+HASTY = Patience(retries=2, pause=0.001)
 
 
 def shard(start: int, count: int) -> bytes:
@@ -206,7 +206,7 @@ def test_a_read_that_never_ends_counts_as_failed(flaky):
     never = threading.Event()
     Flaky.failures += [never]
     try:
-        patience = Patience(retries=1, timeout=0.05, pause=0.001)
+        patience = Patience(1, 0.05, 0.001)
         Flaky.failures += [never]
         with pytest.raises(DataError, match=r"no answer within 0\.05 seconds \(2 attempts"):
             OpenFiles(patience).read(flaky, 0, 10)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import queue
 import shutil
 import socket
 import subprocess
@@ -38,24 +37,19 @@ MAGNIFIED = 10 * REORDERED
 
 def test_restarted_ranks_do_not_see_the_addresses_of_those_before():
     """torchrun keeps its store: ranks that come before rank 0 find the words of the round before there."""
-    shared = dist.HashStore()
-
-    def meet(rank):
-        store = distributed.new_round(shared, rank, 3)
-        met.put(rank)
-        return store
-
-    for generation in ("old", "new", "newer"):
-        met = queue.Queue()
+    shared, word = dist.HashStore(), None
+    for number, generation in enumerate(("old", "new", "newer")):
         with ThreadPoolExecutor(3) as pool:
-            others = [pool.submit(meet, rank) for rank in (1, 2)]
-            with pytest.raises(queue.Empty):
-                met.get(timeout=0.5)  # rank 0 is not there yet
-            stores = [pool.submit(meet, 0), *others]
-            for rank, store in enumerate(stores):
-                store.result().set(f"address of {rank}", f"{generation} {rank}")
-                seen = {other.result().get(f"address of {rank}").decode() for other in stores}
-                assert seen == {f"{generation} {rank}"}
+            others = [pool.submit(distributed.new_round, shared, rank, 3) for rank in (1, 2)]
+            hello = f"nomax/{number}/hello/1"  # the number is still that of the round before
+            while not shared.check([hello]) or shared.get(hello) == word:
+                pass
+            assert not any(other.done() for other in others)  # rank 0 is not there yet
+            stores = [each.result() for each in (pool.submit(distributed.new_round, shared, 0, 3), *others)]
+        word = shared.get(f"nomax/{number + 1}/hello/1")
+        for rank, store in enumerate(stores):
+            store.set(f"address of {rank}", f"{generation} {rank}")
+            assert {other.get(f"address of {rank}").decode() for other in stores} == {f"{generation} {rank}"}
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -115,11 +114,7 @@ def new_round(store: Store, rank: int, size: int) -> Store:
         number = store.add("nomax/rounds", 0)
         store.set(f"nomax/{number}/hello/{rank}", word)
         answer = f"nomax/{number}/answer/{rank}"
-        try:
-            store.wait([answer], timedelta(seconds=0.2))
-        except dist.DistStoreError:
-            continue
-        if store.get(answer).decode() == word:
+        if store.check([answer]) and store.get(answer).decode() == word:
             return PrefixStore(f"nomax/{number}", store)
         time.sleep(0.05)
     raise TimeoutError(f"rank {rank} of {size} waited {MEETING:.0f} seconds for rank 0, which did not come.")
