@@ -23,6 +23,7 @@ COMMANDS = {
         "nomax.train.text.command:Language",
         "train a causal language model, one φ or several side by side",
     ),
+    "estimate": ("nomax.train.estimate", "estimate memory and time of the papers' trainings on GPUs"),
     "convert": ("nomax.conversion.command", "give the model of a folder φ attention: transformers, timm, nomax"),
     "finetune": (
         "nomax.train.distil.command",
@@ -50,6 +51,7 @@ COMMANDS = {
     "bench vit": ("nomax.bench.vit", "measure the speed of the ViT against timm's"),
     "bench train": ("nomax.bench.train", "measure training steps of small models, and where their time goes"),
     "bench data": ("nomax.bench.data", "measure the input pipeline against torchvision's"),
+    "bench shards": ("nomax.bench.shards", "measure shards of a million images: opening them, random access"),
     "bench translate": ("nomax.bench.translate", "measure ReLUFormer against softmax, entmax and Marian"),
     "bench memory": ("nomax.bench.memory", "measure memories of many slots against plain PyTorch"),
     "bench convert": ("nomax.bench.convert", "measure a converted text encoder against the original"),

@@ -1,16 +1,19 @@
 """Checkpoints survive what happens to disks and processes."""
 
+import errno
 import hashlib
 import json
+import os
 import resource
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
-from toy_task import CONFIG, Points, run
+from toy_task import CONFIG, HERE, Points, run
 
 from nomax import _files
-from nomax.train import checkpoints, run_folder
+from nomax.train import checkpoints, run_folder, sharded
 from nomax.train import config as configs
 
 
@@ -102,6 +105,107 @@ def test_what_is_no_checkpoint_is_damaged_though_its_hash_is_right(tmp_path, cap
     assert said in told
     checkpoints.tidy(tmp_path, 5)
     assert f"{path.name}.damaged" in names(tmp_path)
+
+
+def save_sharded(folder, step):
+    """A sharded checkpoint, as a single rank writes it."""
+    facts = {name: value for name, value in state(step).items() if name in ("step", "units", "seconds", "config")}
+    path = folder / checkpoints.name(step, sharded=True)
+    moments = {f"optimiser/{kind}/w": torch.full((1000,), float(step)) for kind in ("exp_avg", "exp_avg_sq")}
+    sharded.save(path, facts, {"model/w": state(step)["model"]["w"], **moments}, HERE)
+    return path
+
+
+def test_a_sharded_checkpoint_comes_back_as_it_was_saved(tmp_path):
+    path = save_sharded(tmp_path, 7)
+    assert names(tmp_path) == ["step-00000007"]
+    assert names(path) == ["shard-00001-model-00001-of-00001.safetensors", "state.json"]
+    loaded = checkpoints.newest(tmp_path)
+    assert loaded["step"] == 7
+    assert loaded["average"] is None
+    assert torch.equal(loaded["model"]["w"], state(7)["model"]["w"])
+    assert torch.equal(loaded["optimiser"]["state"]["w"]["exp_avg"], torch.full((1000,), 7.0))
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "missing", "another", "no state", "state", "empty", "step"])
+def test_a_damaged_sharded_checkpoint_is_named_and_the_one_before_it_serves(tmp_path, capsys, damage):
+    checkpoints.save(tmp_path, 5, state(5), keep=3)
+    path = save_sharded(tmp_path, 10)
+    (shard,) = path.glob("*.safetensors")
+    data = bytearray(shard.read_bytes())
+    if damage == "flipped":
+        data[-1] ^= 1
+        shard.write_bytes(data)
+    elif damage == "cut":
+        shard.write_bytes(data[:-100])
+    elif damage == "missing":
+        shard.unlink()
+    elif damage == "another":
+        shard.with_name("shard-00002-model-00001-of-00001.safetensors").write_bytes(data)
+    elif damage == "no state":
+        (path / "state.json").unlink()
+    elif damage == "state":
+        (path / "state.json").write_text("[1, 2]")
+    elif damage == "empty":
+        shutil.rmtree(path)
+        path.mkdir()
+    else:
+        path.rename(path.with_name("step-00000011"))
+    assert checkpoints.newest(tmp_path)["step"] == 5
+    assert "damaged" in capsys.readouterr().err
+    checkpoints.tidy(tmp_path, 5)
+    assert [name for name in names(tmp_path) if name.endswith(".damaged")]
+
+
+def test_a_sharded_checkpoint_of_another_optimiser_is_named(tmp_path):
+    run(tmp_path, config=replace(CONFIG, steps=5))
+    weights = {
+        f"model/{name}": tensor for name, tensor in checkpoints.newest(tmp_path / "checkpoints")["model"].items()
+    }
+    facts = {"step": 7, "units": 0, "seconds": 0.0, "config": configs.digest(tmp_path, CONFIG)}
+    path = tmp_path / "checkpoints" / "step-00000007"
+    sharded.save(path, facts, weights, HERE)
+    with pytest.raises(ValueError, match=rf"{path} has no state of this optimiser"):
+        run(tmp_path)
+    sharded.save(path.with_name("step-00000008"), {**facts, "step": 8}, dict(list(weights.items())[1:]), HERE)
+    with pytest.raises(ValueError, match=r"step-00000008 has other weights \(model\)"):
+        run(tmp_path)
+
+
+def test_only_the_newest_are_kept_of_both_kinds(tmp_path):
+    checkpoints.save(tmp_path, 5, state(5), keep=2)
+    for step in (10, 15):
+        save_sharded(tmp_path, step)
+    checkpoints.save(tmp_path, 20, state(20), keep=2)
+    assert names(tmp_path) == ["step-00000015", "step-00000020.pt", "step-00000020.pt.sha256"]
+
+
+def test_a_kill_while_shards_are_written_leaves_the_checkpoint_before_and_nothing_with_a_name(tmp_path, monkeypatch):
+    save_sharded(tmp_path, 5)
+
+    def killed(*_):
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sharded._files, "write_json", killed)
+        with pytest.raises(SystemExit):
+            save_sharded(tmp_path, 10)
+    assert [name for name in names(tmp_path) if not name.endswith(".aside")] == ["step-00000005"]
+    assert checkpoints.newest(tmp_path)["step"] == 5
+    _files.remove_leftovers(tmp_path)
+    assert names(tmp_path) == ["step-00000005"]
+
+
+def test_shards_that_cannot_be_written_leave_nothing_behind(tmp_path, monkeypatch):
+    save_sharded(tmp_path, 5)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(sharded._files, "write_json", full)
+    with pytest.raises(OSError, match="No space left"):
+        save_sharded(tmp_path, 10)
+    assert names(tmp_path) == ["step-00000005"]
 
 
 def test_damaged_checkpoints_are_all_kept_aside(tmp_path, capsys):

@@ -1,5 +1,6 @@
 """The training loop on a toy: exact resume, accumulation, averaging, and what happens when numbers go wrong."""
 
+import copy
 import json
 from dataclasses import replace
 
@@ -7,9 +8,11 @@ import pytest
 import torch
 from precision import EPSILON, REORDERED
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from toy_task import CONFIG, Net, Points, loop, run
 
-from nomax.train import checkpoints, metrics
+from nomax.models import ReLUFormer, ViT
+from nomax.train import checkpoints, distributed, metrics
 from nomax.train.console import Stop
 from nomax.train.nonfinite import NonFiniteError
 
@@ -185,6 +188,45 @@ def test_a_parameter_that_was_broken_before_is_named_first(tmp_path):
     with pytest.raises(NonFiniteError) as caught:
         run(tmp_path, task)
     assert caught.value.report["where"] == "the parameter head.bias was not finite before the step"
+
+
+def loss_and_gradients(model, inputs, **settings):
+    torch.manual_seed(1)  # for dropout
+    output = model(*inputs, **settings)
+    parts = [output] if isinstance(output, torch.Tensor) else [output[0], *output[1]]
+    loss = sum(part.square().sum() for part in parts)
+    loss.backward()
+    return [loss.detach(), *(parameter.grad for parameter in model.parameters())]
+
+
+def transformers():
+    tokens = torch.arange(3, 39).view(2, 18)
+    relu = ReLUFormer(40, dim=16, heads=2, encoder_layers=3, decoder_layers=3, slots=8, dropout=0.2)
+    vit = ViT("nano/8", num_classes=3, image_size=16, dropout=0.2)
+    return {"vit": (vit, [torch.randn(2, 3, 16, 16)], {}), "text": (relu, [tokens, tokens], {"penalties": "sequences"})}
+
+
+@pytest.mark.parametrize("kind", ["vit", "text"])
+def test_activations_computed_again_give_the_very_same_gradients(kind):
+    model, inputs, settings = transformers()[kind]
+    again = copy.deepcopy(model)
+    distributed.checkpoint_activations(again)
+    expected = loss_and_gradients(model, inputs, **settings)
+    for actual, wanted in zip(loss_and_gradients(again, inputs, **settings), expected, strict=True):
+        assert torch.equal(actual, wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "again", "graphs"), [("vit", False, 1), ("vit", True, 1), ("text", True, 2)])
+def test_layers_of_one_shape_are_compiled_once(kind, again, graphs):
+    torch._dynamo.reset()
+    model, inputs, settings = transformers()[kind]
+    counter = CompileCounterWithBackend("aot_eager")
+    distributed.compile_layers(model, counter)
+    if again:
+        distributed.checkpoint_activations(model)
+    loss_and_gradients(model, inputs, **settings)
+    assert counter.frame_count == graphs
 
 
 @pytest.mark.slow

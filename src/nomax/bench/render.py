@@ -10,6 +10,7 @@ from nomax._figures import BAD, GOOD, INK, PAPER
 from nomax.bench.results import Goal, Results, counted
 from nomax.console import Table
 
+UNITS = {"seconds": " s", "bytes": " bytes", "per second": " /s"}  # of goals; others are ratios
 GOAL_COLUMNS = ("goal", "mode", "bound", "worst", "verdict", "where the worst was")
 STYLE: dict[Any, Any] = {**_figures.STYLE, "font.size": 10, "axes.spines.left": False}
 # Apart in shape, too, for those who do not see red and green.
@@ -60,11 +61,12 @@ def goal_rows(results: Results) -> list[tuple[str, str, str, str, str, str]]:
     rows = []
     for goal in results.goals:
         sign, bound = ("≥", goal["at_least"]) if "at_least" in goal else ("≤", goal["at_most"])
-        percent = "share" in goal["quantity"]
-        bound_text = f"{sign} {bound:.0%}" if percent else f"{sign} {bound:g}×"
+        percent, unit = "share" in goal["quantity"], UNITS.get(goal["quantity"], "×")
+        bound_text = f"{sign} {bound:.0%}" if percent else f"{sign} {bound:,.15g}{unit}"
         worst, verdict = "–", goal["verdict"]
         if "worst" in goal:
-            worst = f"{goal['worst']:.1%}" if percent else f"{goal['worst']:.3g}×"
+            value = goal["worst"]
+            worst = f"{value:.1%}" if percent else f"{value:,.0f}{unit}" if value >= 1000 else f"{value:.3g}{unit}"
         if verdict == "not met":
             verdict = f"not met in {goal['measured'] - goal['kept']} of {goal['measured']}"
         rows.append((goal["goal"], goal["mode"], bound_text, worst, verdict, goal.get("where", "")))

@@ -196,7 +196,7 @@ class Goal:
     """A bound that every case it applies to should keep."""
 
     text: str
-    quantity: Literal["speedup", "time", "peak share", "memory share"]
+    quantity: Literal["speedup", "time", "peak share", "memory share", "seconds", "bytes", "per second"]
     bound: float
     mode: str
     peer: str = ""
@@ -207,7 +207,7 @@ class Goal:
     @property
     def at_least(self) -> bool:
         """Return whether more is better."""
-        return self.quantity in ("speedup", "peak share")
+        return self.quantity in ("speedup", "peak share", "per second")
 
     def kept(self, value: float) -> bool:
         """Return whether a value keeps the bound."""
@@ -219,10 +219,11 @@ class Goal:
 
     def values(self, results: Results) -> Iterator[tuple[str, float]]:
         """Yield all values in a run that the goal applies to, each with its place."""
-        if self.quantity == "memory share":
+        if self.quantity in ("memory share", "bytes"):
             for memory in results.memory:
-                if memory.participant in self.ours and memory.mode == self.mode and memory.share is not None:
-                    yield f"{memory.participant}, {memory.unit} = {memory.length}", memory.share
+                value = memory.bytes if self.quantity == "bytes" else memory.share
+                if memory.participant in self.ours and memory.mode == self.mode and value is not None:
+                    yield f"{memory.participant}, {memory.unit} = {memory.length}", value
             return
         for case in results.cases:
             if self.about(case.shape, case.dtype, case.mode):
@@ -233,6 +234,8 @@ class Goal:
     def _value(self, case: Case, name: str) -> float | None:
         if self.quantity == "peak share":
             return case.peak_share()
+        if self.quantity in ("seconds", "per second"):
+            return case.best(name) if self.quantity == "seconds" else case.per_second(name)
         speedup = case.speedup(name, self.peer)
         return 1 / speedup if speedup and self.quantity == "time" else speedup
 

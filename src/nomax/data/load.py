@@ -13,6 +13,7 @@ from nomax._files import did_you_mean
 from nomax.data.order import HELD_OUT, uniform
 from nomax.data.registry import IMAGES, TEXTS, Entry, cache_folder, entry
 from nomax.data.source import Source, is_prepared, open_prepared, part, read_meta
+from nomax.data.storage import PATIENCE, Patience, RemotePath, is_url, place
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -24,14 +25,16 @@ def load(
     root: Path | None = None,
     on_error: str = "raise",
     held_out: float = 0.0,
+    patience: Patience = PATIENCE,
 ) -> Source:
     """Load one split of a data set.
 
     `name_or_path` is a name (`nomax data list` shows them); a folder of images (PATH/train/CLASS/…, or PATH/CLASS/…
-    without splits); shards (a folder of .tar files, or a pattern such as "train-{000000..000009}.tar"); a folder that
-    was prepared as the named sets are; "torchvision:NAME", a class of torchvision.datasets; or "hf:NAME", a data set
-    of Hugging Face's hub or saved on disk, "hf:NAME#image,label" to name its columns. Where a name is also a folder,
-    the name wins: write ./NAME.
+    without splits, or the layout in which ImageNet, CIFAR and others are published: docs/data.md lists them); shards (a
+    folder of .tar files, or a pattern such as "train-{000000..000009}.tar", or a URL of either that fsspec can read); a
+    folder that was prepared as the named sets are; "torchvision:NAME", a class of torchvision.datasets; or "hf:NAME", a
+    data set of Hugging Face's hub or saved on disk, "hf:NAME#image,label" to name its columns. Where a name is also a
+    folder, the name wins: write ./NAME.
 
     `root` is where named sets are kept, data.cache_folder() if not given. `on_error="skip"` leaves out images of a
     folder or of shards that cannot be read, instead of raising.
@@ -40,12 +43,14 @@ def load(
     a test split, or as a validation split that keeps the real one unseen while something is chosen. Whether an image
     is held out depends on its path in the folder alone (elsewhere on its number), not on a seed or on the other images,
     with one exception: each class keeps an image to train on.
+
+    `patience` says how often a read from a shard is tried before it is an error.
     """
     text = os.fspath(name_or_path)
     if on_error not in ("raise", "skip"):
         raise ValueError(f"on_error must be 'raise' or 'skip', not {on_error!r}.")
     if held_out:
-        return _hold_out(text, split, root, on_error, held_out)
+        return _hold_out(text, split, root, on_error, held_out, patience)
     if text in IMAGES:
         return _named(IMAGES[text], split, root)
     if text.startswith(("hf:", "torchvision:")):
@@ -57,17 +62,18 @@ def load(
         return hub.torchvision(name, split, (root or cache_folder()) / "torchvision")
     if text in TEXTS:
         raise ValueError(f"{text} is text, not images: nomax.data.text.load({text!r}) reads it.")
-    path = Path(text).expanduser()
-    if _is_shards(path):
+    path = place(text, patience)
+    if isinstance(path, RemotePath) or _is_shards(path):
         from nomax.data.images.shards import ShardSource
 
-        return ShardSource(str(path), split, on_error)
+        return ShardSource(str(path), split, on_error, patience)
     if is_prepared(path):
         return open_prepared(path, split)
     if path.is_dir():
+        from nomax.data.images import layouts
         from nomax.data.images.files import FolderSource
 
-        return FolderSource(path, split, on_error)
+        return layouts.recognised(path, split, on_error) or FolderSource(path, split, on_error)
     if path.is_file():
         raise ValueError(
             f"{text} is a file. Images are in a folder (PATH/train/CLASS/*.jpg) or in shards (.tar); text is in JSONL "
@@ -79,9 +85,11 @@ def load(
 def located(name_or_path: str) -> str:
     """Make a name or path that `load` or text.load takes valid in every working directory: paths become absolute.
 
-    Names, "torchvision:NAME" and data sets of the hub stay as they are.
+    Names, URLs, "torchvision:NAME" and data sets of the hub stay as they are.
     """
     if name_or_path in IMAGES or name_or_path in TEXTS or name_or_path.startswith("torchvision:"):
+        return name_or_path
+    if is_url(name_or_path):
         return name_or_path
     if name_or_path.startswith("hf:"):
         folder, mark, columns = name_or_path[3:].partition("#")
@@ -125,13 +133,13 @@ def meta(name: str, root: Path | None = None) -> Mapping[str, Any]:
     return read_meta(entry(name).prepared_folder(root))
 
 
-def _hold_out(text: str, split: str, root: Path | None, on_error: str, share: float) -> Source:
+def _hold_out(text: str, split: str, root: Path | None, on_error: str, share: float, patience: Patience) -> Source:
     """Return the held-out share of the training images (split "test"), or the rest (split "train")."""
     if not 0 < share < 1:
         raise ValueError(f"held_out is {share}; it must be a share of the images, above 0 and below 1.")
     if split not in ("train", "test"):
         raise ValueError(f"split {split!r}: with a held-out share there are 'train' and 'test'.")
-    whole = load(text, "train", root=root, on_error=on_error)
+    whole = load(text, "train", root=root, on_error=on_error, patience=patience)
     chosen = _is_held_out(whole, share)
     if not chosen.any():
         raise ValueError(f"held_out is {share:g}, which holds out none of the {len(whole):,} images of {text}.")

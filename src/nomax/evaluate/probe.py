@@ -23,13 +23,15 @@ class Options:
     images. Several runs share one table, e.g. nomax probe runs/softmax runs/relu --on digits cifar10
 
     Names of data sets: those of `nomax data list` (mnist, fashion-mnist, cifar10, emoji, digits, …), and the eight of
-    Wortsman et al.: birds, caltech101, cars, cifar100, dtd, col_hist, pets, uc_merced. Four of the eight come through
-    torchvision where the network allows; the others, and your own, need a place: --on birds=FOLDER
+    Wortsman et al.: birds, caltech101, cars, cifar100, dtd, col_hist, pets, uc_merced. Each is read as its authors
+    publish it, unpacked: --on birds=FOLDER. Without a folder, four of them come through torchvision where the network
+    allows.
     """
 
     runs: terminal.Runs
     on: tuple[str, ...] = ("fashion-mnist-small",)
-    """Data sets: NAME, or NAME=PLACE with a folder (train/CLASS/*, test/CLASS/*), shards, torchvision:… or hf:…"""
+    """Data sets: NAME, or NAME=PLACE with a folder (as published, or train/CLASS/* and test/CLASS/*), shards,
+    torchvision:… or hf:…"""
     shots: tuple[int, ...] = fewshot.SHOTS
     """Training images per class. The paper reports 10."""
     seeds: int = len(fewshot.SEEDS)
@@ -151,7 +153,8 @@ def _train_and_test(name: str, place: str, on_error: str) -> tuple[Source, Sourc
     if not place:
         inside = "PATH/CLASS/*" if known.cut else "PATH/train/CLASS/* and PATH/test/CLASS/*"
         raise ValueError(
-            f"{name} ({known.title}) has no source of its own. Give its folder: --on {name}=PATH ({inside})."
+            f"{name} ({known.title}) has no source of its own. Give its folder: --on {name}=PATH (as its authors "
+            f"publish it, or {inside})."
         )
     if known.cut is None:
         train, test = (data.load(place, split, on_error=on_error) for split in ("train", "test"))

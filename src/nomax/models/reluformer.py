@@ -117,6 +117,16 @@ class ReLUFormerConfig:
         """Number of values in the model that are not weights."""
         return self.max_length * self.dim if self.positions == "sinusoidal" else 0
 
+    @property
+    def macs(self) -> int:
+        """Multiply-adds for a token of each side: projections, memories, logits, and rows over max_length keys."""
+        width, length = self.dim, self.max_length
+        memory, projections = 2 * self.slots * width, 4 * width * width
+        encoder = projections + 2 * length * width + memory
+        crossing = projections + 2 * length * width if self.encoder_layers else 0
+        decoder = projections + length * width + crossing + memory  # a causal row has half of the keys, in the mean
+        return self.encoder_layers * encoder + self.decoder_layers * decoder + self.vocabulary * width
+
 
 @dataclass(frozen=True)
 class Encoded:
@@ -166,21 +176,27 @@ class Tally:
     """Call attention, and keep the penalties of its rows if wanted."""
 
     def __init__(self, wanted: bool | Literal["sequences"], margin: float = 0.7) -> None:
-        self.penalties: list[Penalties] | None = [] if wanted else None
-        self.margin, self.by_sequence = margin, wanted == "sequences"
+        self.wanted, self.margin = wanted, margin
+        self.penalties: list[Penalties] = []
 
     def __call__(self, attention: Attention, x: Tensor, view: View) -> Tensor:
         how: Any = {"attn_mask": view.mask, "is_causal": view.is_causal, "cache": view.cache}
-        if self.penalties is None or view.visible is None:
+        if not self.wanted or view.visible is None:
             plain: Tensor = attention(x, view.context, **how)
             return plain
         out, rows = attention(x, view.context, return_rows=True, **how)
-        self.penalties.append(penalties(rows, view.visible, self.margin, by_sequence=self.by_sequence))
+        self.penalties.append(penalties(rows, view.visible, self.margin, by_sequence=self.wanted == "sequences"))
         return out
+
+    def add(self, output: tuple[Tensor, list[Penalties]]) -> Tensor:
+        """Keep the penalties that a layer returns, and return its states."""
+        states, penalties = output
+        self.penalties += penalties
+        return states
 
     def mean(self) -> Penalties:
         """Return the mean over attentions, which count equally however many rows they have."""
-        normalisation, entropy = zip(*self.penalties or (), strict=True)
+        normalisation, entropy = zip(*self.penalties, strict=True)
         return Penalties(torch.stack(normalisation).mean(0), torch.stack(entropy).mean(0))
 
 
@@ -202,12 +218,14 @@ class Layer(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.post = config.norm == "post"
 
-    def forward(self, x: Tensor, tally: Tally, own: View, source: View | None = None) -> Tensor:
+    def forward(self, x: Tensor, tally: Tally, own: View, source: View | None = None) -> tuple[Tensor, list[Penalties]]:
+        """Return the new states, and the penalties of the layer's attentions, if the tally wants any."""
+        tally = Tally(tally.wanted, tally.margin)  # one of its own: a layer may be run again, to save memory
         x = self._add(x, self.attention_norm, lambda y: tally(self.attention, y, own))
         if self.source_attention is not None and self.source_norm is not None and source is not None:
             attention = self.source_attention
             x = self._add(x, self.source_norm, lambda y: tally(attention, y, source))
-        return self._add(x, self.memory_norm, self.memory)
+        return self._add(x, self.memory_norm, self.memory), tally.penalties
 
     def _add(self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor]) -> Tensor:
         if self.post:
@@ -302,7 +320,7 @@ class ReLUFormer(Pretrained):
         mask = tokens[:, None, None]
         view = View(mask=mask, visible=mask.sum(-1) * tokens[:, None])
         for layer in self.encoder:
-            x = layer(x, tally, view)
+            x = tally.add(layer(x, tally, view))
         return Encoded(self.encoder_norm(x), mask)
 
     def _decode(
@@ -323,7 +341,7 @@ class ReLUFormer(Pretrained):
             if caches is not None:
                 own = replace(own, cache=caches.own[i])
                 source = source and replace(source, cache=caches.source[i])
-            x = layer(x, tally, own, source)
+            x = tally.add(layer(x, tally, own, source))
         if caches is not None:
             caches.position = end
         return linear(self.decoder_norm(x), self.embedding.weight)

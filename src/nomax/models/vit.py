@@ -223,9 +223,9 @@ class Recorder:
     def __init__(self, wanted: bool) -> None:
         self.results: dict[str, Tensor] | None = {} if wanted else None
 
-    def __call__(self, name: str, x: Tensor) -> Tensor:
+    def __call__(self, name: str, x: Tensor, block: str = "") -> Tensor:
         if self.results is not None:
-            self.results[name] = x
+            self.results[block + name] = x  # joined only here: compiled blocks would otherwise depend on their names
         return x
 
 
@@ -270,8 +270,8 @@ class Block(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, note: Recorder, name: str) -> Tensor:
-        x = note(f"{name}/+sa", self.dropout(note(f"{name}/sa", self.attention(self.attention_norm(x))), onto=x))
-        return note(f"{name}/+mlp", self.dropout(note(f"{name}/mlp", self.mlp(self.mlp_norm(x))), onto=x))
+        x = note("/+sa", self.dropout(note("/sa", self.attention(self.attention_norm(x)), name), onto=x), name)
+        return note("/+mlp", self.dropout(note("/mlp", self.mlp(self.mlp_norm(x)), name), onto=x), name)
 
 
 class ViT(Pretrained):

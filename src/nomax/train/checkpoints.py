@@ -1,8 +1,13 @@
-"""Checkpoints: step-00001000.pt with its SHA-256 beside it. A damaged one is reported, and the one before it used."""
+"""Checkpoints: step-00001000.pt with its SHA-256 beside it. A damaged one is reported, and the one before it used.
+
+A folder step-00001000 is a sharded checkpoint, which nomax.train.sharded writes and reads.
+"""
 
 import hashlib
 import os
 import re
+import secrets
+import shutil
 import sys
 from collections.abc import Mapping
 from itertools import count
@@ -13,7 +18,7 @@ import torch
 
 from nomax import _files
 
-_NAME = re.compile(r"step-(\d{8,})\.pt")
+_NAME = re.compile(r"step-(\d{8,})(\.pt)?")
 
 # What the training loop writes; "average" is None where no average of the weights is kept.
 _FIELDS = {"step": int, "units": int, "seconds": float, "config": str, "model": dict, "optimiser": dict}
@@ -58,38 +63,55 @@ def save(folder: Path, step: int, state: Mapping[str, Any], keep: int) -> Path:
     except OSError as error:
         if not path.exists():
             _hash_file(path).unlink(missing_ok=True)
-        raise OSError(
-            error.errno,
-            f"the checkpoint {path} could not be written: {error.strerror}. The checkpoints before it are intact; "
-            "make room, and run the same command again to continue from the newest",
-        ) from error
-    for old in _all(folder)[:-keep]:
-        for each in (old, _hash_file(old)):
-            if not each.is_dir():  # a folder is none of ours
-                each.unlink(missing_ok=True)
+        raise not_written(path, error) from error
+    prune(folder, keep)
     return path
 
 
-def name(step: int) -> str:
-    """Return the name of the checkpoint of a step."""
-    return f"step-{step:08}.pt"
+def not_written(path: Path, error: OSError) -> OSError:
+    """Return the error of a checkpoint that could not be written, with what to do."""
+    return OSError(
+        error.errno,
+        f"the checkpoint {path} could not be written: {error.strerror or error}. The checkpoints before it are intact; "
+        "make room, and run the same command again to continue from the newest",
+    )
 
 
-def newest(folder: Path) -> dict[str, Any] | None:
-    """Load the newest intact checkpoint, naming damaged ones on stderr. Return None if there is no checkpoint."""
+def prune(folder: Path, keep: int) -> None:
+    """Remove all checkpoints but the newest `keep`."""
+    for old in _all(folder)[:-keep]:
+        if not _is_sharded(old):
+            for each in (old, _hash_file(old)):
+                if not each.is_dir():  # a folder is none of ours
+                    each.unlink(missing_ok=True)
+        elif not old.is_symlink():
+            # It loses its name first: a kill in between must not leave half a checkpoint with a name.
+            shutil.rmtree(old.rename(old.with_name(f".{old.name}.{secrets.token_hex(4)}.aside")))
+
+
+def name(step: int, sharded: bool = False) -> str:
+    """Return the name of the checkpoint of a step: a file, or a folder of shards."""
+    return f"step-{step:08}" + ("" if sharded else ".pt")
+
+
+def newest(folder: Path, *, with_shards: bool = True) -> dict[str, Any] | None:
+    """Load the newest intact checkpoint, naming damaged ones on stderr. Return None if there is no checkpoint.
+
+    Its "path" is added. Of a sharded one, the tensors are read only `with_shards`: ranks read their own.
+    """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file; it must be the folder of a run's checkpoints. Move it away.")
     paths = _all(folder)
     for path in reversed(paths):
-        trouble = _trouble(path)
+        trouble = None if _is_sharded(path) else _trouble(path)
         if trouble is None:
             try:
-                state: Any = torch.load(path, map_location="cpu", weights_only=True)
+                state = _loaded(path, with_shards)
                 trouble = _oddity(state, _step(path))
             except Exception as error:  # the hash fits, so it was written like this: by something else
                 trouble = f"it cannot be read ({error})"
         if trouble is None:
-            return dict(state)
+            return {**state, "path": path}
         print(f"nomax: the checkpoint {path} is damaged: {trouble}. Trying the one before it.", file=sys.stderr)
     if paths:
         raise ValueError(
@@ -102,9 +124,23 @@ def tidy(folder: Path, step: int) -> None:
     """Move later checkpoints, which are damaged, aside before a run resumes from a step."""
     for path in _all(folder):
         if _step(path) > step:
-            for each in (path, _hash_file(path)):
+            for each in [path] if _is_sharded(path) else [path, _hash_file(path)]:
                 if os.path.lexists(each):
                     each.rename(_free(each.with_name(each.name + ".damaged")))
+
+
+def _is_sharded(path: Path) -> bool:
+    return path.suffix != ".pt"
+
+
+def _loaded(path: Path, with_shards: bool) -> Any:
+    if not _is_sharded(path):
+        return torch.load(path, map_location="cpu", weights_only=True)
+    from nomax.train import sharded  # it brings in all of torch.distributed
+
+    state = sharded.state_of(path)  # its hashes come first
+    tensors = sharded.read(path) if with_shards else {"model": {}, "optimiser": {}, "average": None}
+    return {**state, **tensors}
 
 
 def _trouble(path: Path) -> str | None:
@@ -149,5 +185,5 @@ def _hash_file(path: Path) -> Path:
 
 def _all(folder: Path) -> list[Path]:
     """List every checkpoint, oldest first."""
-    numbered = [(int(match[1]), path) for path in folder.glob("step-*.pt") if (match := _NAME.fullmatch(path.name))]
+    numbered = [(int(match[1]), path) for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))]
     return [path for _, path in sorted(numbered)]

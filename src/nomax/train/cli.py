@@ -152,7 +152,9 @@ def spelled(options: Any, title: str) -> str:
     """Return the command line that gives these options."""
     words = ["nomax", *title.split()]
     if "RANK" in os.environ:
-        words = ["torchrun", "--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"], "-m", "nomax.cli", *title.split()]
+        machines = os.environ.get("GROUP_WORLD_SIZE", "1")
+        words = ["torchrun", *(["--nnodes", machines] if machines != "1" else [])]
+        words += ["--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"], "-m", "nomax.cli", *title.split()]
     for field in fields(options):
         value, name = getattr(options, field.name), field.name.replace("_", "-")
         if value == field.default:

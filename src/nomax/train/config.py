@@ -21,7 +21,10 @@ class LoopConfig:
 
     # How the work is done. A run may be continued with other values: the result is the same, but for rounding.
     MACHINE: ClassVar[frozenset[str]] = frozenset(
-        {"accumulate", "compile", "distribute", "device", "threads", "workers", "checkpoint_every", "keep", "diagnose"}
+        {
+            *("accumulate", "activation_checkpointing", "compile", "distribute", "device", "threads", "workers"),
+            *("checkpoint_every", "keep", "diagnose", "read_retries", "read_timeout"),
+        }
     )
     NOT_NEGATIVE: ClassVar[tuple[str, ...]] = (
         *("lr", "warmup", "weight_decay", "beta1", "beta2", "eps"),
@@ -65,10 +68,14 @@ class LoopConfig:
     """Number of checkpoints to keep. Can change on resume."""
     accumulate: int = 1
     """Compute each batch in this many parts, to save memory. Can change on resume."""
+    activation_checkpointing: bool = False
+    """Keep only the input of each block, and compute its activations again in the backward pass: much less memory,
+    a third more computing, the same numbers. Can change on resume."""
     compile: bool = False
-    """torch.compile the model. Can change on resume."""
+    """torch.compile each block: identical ones are compiled once. Can change on resume."""
     distribute: Literal["ddp", "fsdp"] = "ddp"
-    """Under torchrun, every rank holds the whole model (ddp) or a shard of it (fsdp). Can change on resume."""
+    """Under torchrun, every rank holds the whole model (ddp) or a shard of weights, gradients, optimiser and
+    checkpoints (fsdp). Can change on resume."""
     device: str = "auto"
     """cpu, cuda, or auto to use a GPU if there is one. Can change on resume."""
     threads: int = 0

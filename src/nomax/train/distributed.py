@@ -1,16 +1,24 @@
 """One process or many: find our rank under torchrun, and spread a model over the ranks."""
 
 import os
+import secrets
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+MEETING = 1800.0  # seconds that a rank waits for rank 0, as long as torch would
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,9 @@ def world(device: str = "auto") -> Iterator[World]:
         torch.cuda.set_device(kind)
     started = not dist.is_initialized()
     if started:
-        dist.init_process_group("nccl" if kind.startswith("cuda") else "gloo")
+        shared, rank, size = next(rendezvous("env://"))
+        backend = "nccl" if kind.startswith("cuda") else "gloo"
+        dist.init_process_group(backend, store=new_round(shared, rank, size), rank=rank, world_size=size)
     try:
         yield World(torch.device(kind), dist.get_rank(), dist.get_world_size())
     finally:
@@ -87,9 +97,44 @@ def world(device: str = "auto") -> Iterator[World]:
             dist.destroy_process_group()
 
 
+def new_round(store: Store, rank: int, size: int) -> Store:
+    """Return the processes' shared store, under a prefix that this round of theirs has for itself.
+
+    When torchrun restarts processes, their store still has the addresses of those before, and who reads them waits for
+    somebody who is gone. torchrun's own count of restarts differs between machines. So rank 0 counts the rounds, and
+    the others wait until it has answered with a word that only they know: a rank 0 that is gone answers nobody.
+    """
+    if rank == 0:
+        number = store.add("nomax/rounds", 1)
+        for other in range(1, size):
+            store.set(f"nomax/{number}/answer/{other}", store.get(f"nomax/{number}/hello/{other}").decode())
+        return PrefixStore(f"nomax/{number}", store)
+    word, deadline = secrets.token_hex(8), time.monotonic() + MEETING
+    while time.monotonic() < deadline:
+        number = store.add("nomax/rounds", 0)
+        store.set(f"nomax/{number}/hello/{rank}", word)
+        answer = f"nomax/{number}/answer/{rank}"
+        if store.check([answer]) and store.get(answer).decode() == word:
+            return PrefixStore(f"nomax/{number}", store)
+        time.sleep(0.05)
+    raise TimeoutError(f"rank {rank} of {size} waited {MEETING:.0f} seconds for rank 0, which did not come.")
+
+
 def layers(model: nn.Module) -> list[nn.Module]:
-    """List the repeated layers of a model, the members of its module lists, which are sharded one by one."""
+    """List the repeated layers of a model, the members of its module lists: the blocks of a transformer."""
     return [layer for module in model.modules() if isinstance(module, nn.ModuleList) for layer in module]
+
+
+def compile_layers(model: nn.Module, backend: Any = "inductor") -> None:
+    """Compile a model layer by layer, in place; layers of the same shape share their code."""
+    for layer in layers(model):
+        layer.forward = torch.compile(layer.forward, backend=backend)
+
+
+def checkpoint_activations(model: nn.Module) -> None:
+    """Let every layer keep its inputs only, and run again in the backward pass, with the same random numbers."""
+    for layer in layers(model):
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def shard(model: nn.Module) -> None:

@@ -10,7 +10,7 @@ import hashlib
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict as states
 
-from nomax.train import checkpoints, distributed, nonfinite, optimiser
+from nomax.train import checkpoints, distributed, nonfinite, optimiser, sharded
 from nomax.train.config import LoopConfig, digest
 from nomax.train.console import Bar, Stop
 from nomax.train.distributed import World
@@ -114,14 +114,18 @@ class Loop(Generic[Batch]):
         self.average = copy.deepcopy(self.model) if config.ema else None
         self.kept = self.model if self.average is None else self.average
         self.called = self.model
-        if world.size > 1 and config.distribute == "fsdp":
+        # From the inside out: compiled code runs again in the backward pass, with weights that are gathered once.
+        if config.compile:
+            distributed.compile_layers(self.model)
+        if config.activation_checkpointing:
+            distributed.checkpoint_activations(self.model)
+        self.sharded = world.size > 1 and config.distribute == "fsdp"
+        if self.sharded:
             distributed.shard(self.model)
             if self.average is not None:
                 distributed.shard(self.average)
         elif world.size > 1:
             self.called = distributed.replicate(self.model, world)
-        if config.compile:
-            self.model.compile()
         self.optimiser = optimiser.make(self.model, config)
 
     def run(self, stop: Stop, bar: Bar, metrics: Metrics | None) -> Outcome:
@@ -207,19 +211,29 @@ class Loop(Generic[Batch]):
         return {name: total / size for name, total in totals.items()}
 
     def save(self) -> None:
-        """Write a checkpoint; every rank takes part, the leading one writes."""
-        whole = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
-        state = {
+        """Write a checkpoint; every rank takes part: each writes its shards, or the leading one writes all."""
+        folder = self.folder / "checkpoints"
+        state: dict[str, Any] = {
             "step": self.step,
             "units": self.units,
             "seconds": self.seconds,
             "config": digest(self.folder, self.config),
-            "model": states.get_model_state_dict(self.model, options=whole),
-            "optimiser": states.get_optimizer_state_dict(self.model, self.optimiser, options=whole),
-            "average": states.get_model_state_dict(self.average, options=whole) if self.average else None,
         }
+        if self.sharded:
+            path = folder / checkpoints.name(self.step, sharded=True)
+            try:
+                sharded.save(path, state, sharded.tensors(self.model, self.optimiser, self.average)[0], self.world)
+            except OSError as error:
+                raise checkpoints.not_written(path, error) from error
+            if self.world.leads:
+                checkpoints.prune(folder, self.config.keep)
+            return
+        whole = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state["model"] = states.get_model_state_dict(self.model, options=whole)
+        state["optimiser"] = states.get_optimizer_state_dict(self.model, self.optimiser, options=whole)
+        state["average"] = states.get_model_state_dict(self.average, options=whole) if self.average else None
         if self.world.leads:
-            checkpoints.save(self.folder / "checkpoints", self.step, state, self.config.keep)
+            checkpoints.save(folder, self.step, state, self.config.keep)
 
     def resume(self) -> None:
         """Restore the newest intact checkpoint, if there is one."""
@@ -228,7 +242,7 @@ class Loop(Generic[Batch]):
         if self.world.leads:
             try:
                 state = self._state()
-                facts = {name: state[name] for name in ("step", "units", "seconds")} if state else None
+                facts = {name: state[name] for name in ("step", "units", "seconds", "path")} if state else None
             except ValueError as error:  # it is one on every rank
                 facts = error
         facts = self.world.from_leader(facts)
@@ -237,37 +251,51 @@ class Loop(Generic[Batch]):
         if facts is None:
             return
         self.step, self.units, self.seconds = facts["step"], facts["units"], facts["seconds"]
-        state = state or {"model": {}, "optimiser": {}, "average": {}}
+        try:
+            if facts["path"].suffix == ".pt":
+                self._restore(state or {"model": {}, "optimiser": {}, "average": {}})
+            else:
+                self._restore_shards(facts["path"])
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, AssertionError) as error:
+            raise ValueError(
+                f"the checkpoint {facts['path']} has no state of this optimiser. Move it away to go on from the one "
+                "before."
+            ) from error
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        """Restore a checkpoint that the leading rank holds."""
         several = self.world.size > 1
         whole = states.StateDictOptions(full_state_dict=several, broadcast_from_rank0=several)
         states.set_model_state_dict(self.model, state["model"], options=whole)
-        try:
-            states.set_optimizer_state_dict(self.model, self.optimiser, state["optimiser"], options=whole)
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, AssertionError) as error:
-            raise ValueError(
-                f"the checkpoint {self.folder / 'checkpoints' / checkpoints.name(self.step)} has no state of this "
-                "optimiser. Move it away to go on from the one before."
-            ) from error
+        states.set_optimizer_state_dict(self.model, self.optimiser, state["optimiser"], options=whole)
         if self.average is not None:
             states.set_model_state_dict(self.average, state["average"], options=whole)
+
+    def _restore_shards(self, path: Path) -> None:
+        """Restore a sharded checkpoint, of which every rank reads what it holds of the model."""
+        tensors, of_optimiser = sharded.tensors(self.model, self.optimiser, self.average)
+        sharded.load(path, tensors, self.world)  # into the model itself
+        for name, moments in of_optimiser["state"].items():
+            moments |= {kind: tensors[f"optimiser/{kind}/{name}"] for kind in moments}
+        states.set_optimizer_state_dict(self.model, self.optimiser, of_optimiser)
 
     def _state(self) -> dict[str, Any] | None:
         """Load the newest intact checkpoint and check that it fits; move damaged ones after it aside."""
         folder = self.folder / "checkpoints"
-        state = checkpoints.newest(folder)
+        state = checkpoints.newest(folder, with_shards=False)
         if state is None:
             return None
+        path: Path = state["path"]
         checkpoints.tidy(folder, state["step"])
         if state["config"] != digest(self.folder, self.config):
             raise ValueError(f"the checkpoints in {self.folder} are of another configuration than its config.json.")
         for name, model in {"model": self.model, "average": self.average}.items():
             if model is not None:
                 wanted = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
-                saved = {key: tuple(tensor.shape) for key, tensor in (state.get(name) or {}).items()}
-                if wanted != saved:
+                if wanted != _shapes(state, path, name):
                     raise ValueError(
-                        f"the checkpoint {folder / checkpoints.name(state['step'])} has other weights ({name}) than "
-                        "this model, though its configuration is the same. Move it away to go on from the one before."
+                        f"the checkpoint {path} has other weights ({name}) than this model, though its configuration "
+                        "is the same. Move it away to go on from the one before."
                     )
         return state
 
@@ -295,6 +323,14 @@ class Loop(Generic[Batch]):
         return nonfinite.NonFiniteError(
             f"step {self.step + 1} has the loss {loss} and a gradient of norm {norm}", report
         )
+
+
+def _shapes(state: Mapping[str, Any], path: Path, name: str) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the weights of a checkpoint, whole or sharded, by name."""
+    if path.suffix == ".pt":
+        return {key: tuple(tensor.shape) for key, tensor in (state.get(name) or {}).items()}
+    shapes = sharded.shapes(path)
+    return {key.removeprefix(f"{name}/"): shape for key, shape in shapes.items() if key.startswith(f"{name}/")}
 
 
 def _seed(seed: int, step: int, rank: int) -> int:

@@ -110,9 +110,8 @@ def model(folder: Path, make: Callable[[], nn.Module]) -> Any:
     state = checkpoints.newest(folder / "checkpoints")
     if state is None:
         raise FileNotFoundError(f"{folder} holds neither a model nor a checkpoint yet.")
-    place = folder / "checkpoints" / checkpoints.name(state["step"])
     made = make()
-    models.hub.fill(made, state.get("average") or state["model"], str(place))
+    models.hub.fill(made, state.get("average") or state["model"], str(state["path"]))
     return made.eval()
 
 

@@ -15,7 +15,8 @@ from pictures import encoded, picture
 from PIL import Image
 
 from nomax import data
-from nomax.data.images import shard_index, shards
+from nomax.data import storage
+from nomax.data.images import shard_index
 from nomax.data.images.shards import ShardSource
 from nomax.data.source import DataError
 
@@ -314,7 +315,7 @@ def test_an_error_in_another_process_arrives(tmp_path: Path, monkeypatch: pytest
 
 
 def test_only_a_few_files_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "OPEN_FILES", 3)
+    monkeypatch.setattr(storage, "OPEN_FILES", 3)
     for number in range(6):
         write(tmp_path / f"{number}.tar", samples(number, 1))
     source = ShardSource(tmp_path)

@@ -31,9 +31,11 @@ RUNS = [("translate", "ddp"), ("language", "fsdp"), ("penalties", "fsdp")]
 
 
 def run(case, folder, **more):
+    """Train a case; on ranks that share a model, with activations that are computed again."""
     command = COMMANDS["language" if case == "language" else "translate"]
     options = {**CASES[case], **more, "data": str(folder / "data"), "out": folder / " ".join([case, *more.values()])}
-    assert command(**{**options, "phi": tuple(options["phi"])}).run() == 0
+    options |= {"phi": tuple(options["phi"]), "activation_checkpointing": more.get("distribute") == "fsdp"}
+    assert command(**options).run() == 0
 
 
 @pytest.fixture(scope="module")

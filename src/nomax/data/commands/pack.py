@@ -15,8 +15,8 @@ import tyro
 
 from nomax._files import atomic, write_json
 from nomax.console import Console, counting
-from nomax.data.images import files, shard_index
-from nomax.data.images.files import FolderSource
+from nomax.data.images import files, layouts, shard_index
+from nomax.data.images.files import FileSource, FolderSource
 from nomax.data.order import Integers, Order
 from nomax.data.source import DataError
 
@@ -25,11 +25,12 @@ BLOCK = 512  # bytes; a tar file consists of such
 
 @dataclass(frozen=True)
 class Options:
-    """Pack a folder of images (FOLDER/train/CLASS/image.jpg, or FOLDER/CLASS/image.jpg) into WebDataset tar shards.
+    """Pack a folder of images (FOLDER/train/CLASS/image.jpg, FOLDER/CLASS/image.jpg, ImageNet, …) into tar shards.
 
-    Writes OUTPUT/SPLIT-000000.tar and so on with their indexes, classes.json, and SPLIT-packing.json, which records
-    what was packed and how. Files are copied unchanged. The same folder and options give the same shards, byte for
-    byte. If it is stopped, the same command resumes. To train on the shards: nomax train vit --data OUTPUT.
+    They are WebDataset's. Writes OUTPUT/SPLIT-000000.tar and so on with their indexes, classes.json, and
+    SPLIT-packing.json, which records what was packed and how. Files are copied unchanged. The same folder and options
+    give the same shards, byte for byte. If it is stopped, the same command resumes. To train on the shards: nomax train
+    vit --data OUTPUT.
     """
 
     folder: tyro.conf.Positional[Annotated[Path, tyro.conf.arg(metavar="FOLDER")]]
@@ -63,7 +64,7 @@ def pack(options: Options, console: Console | None = None) -> None:
     if options.shard_size < 1 or options.max_bytes < 1:
         raise ValueError("--shard-size and --max-bytes must be at least 1.")
     console = console or Console()
-    source = FolderSource(options.folder, options.split, options.on_error)
+    source = _files(options)
     order = Order(len(source), 1, options.seed, options.shuffle).epoch(0)
     sizes = np.array([Path(source.name(int(index))).stat().st_size for index in order])
     shards = list(_plan(sizes, options.shard_size, options.max_bytes))
@@ -96,6 +97,15 @@ def pack(options: Options, console: Console | None = None) -> None:
     )
 
 
+def _files(options: Options) -> FileSource:
+    folder = options.folder.expanduser()
+    source = layouts.recognised(folder, options.split, options.on_error) if folder.is_dir() else None
+    source = source or FolderSource(folder, options.split, options.on_error)
+    if not isinstance(source, FileSource):
+        raise ValueError(f"{folder} holds {source!r}, of which not each image is a file; it can be used as it is.")
+    return source
+
+
 def _plan(sizes: Integers, most_images: int, most_bytes: int) -> Iterator[slice]:
     """Yield the images of each shard: as many as fit."""
     start, total = 0, 2 * BLOCK
@@ -109,7 +119,7 @@ def _plan(sizes: Integers, most_images: int, most_bytes: int) -> Iterator[slice]
 
 
 def _entries(
-    options: Options, source: FolderSource, order: Integers, part: slice, skipped: list[str]
+    options: Options, source: FileSource, order: Integers, part: slice, skipped: list[str]
 ) -> Iterator[tuple[str, bytes]]:
     """Yield the names and contents of the members of one shard."""
     for position in range(part.start, part.stop):
@@ -137,7 +147,7 @@ def _write(file: IO[bytes], entries: Iterator[tuple[str, bytes]]) -> None:
             archive.addfile(member, BytesIO(data))
 
 
-def _claim(options: Options, source: FolderSource, order: Integers, sizes: Integers, shards: int) -> None:
+def _claim(options: Options, source: FileSource, order: Integers, sizes: Integers, shards: int) -> None:
     """Record in the output folder what is being packed; raise if something else was packed there before."""
     digest = hashlib.sha256()
     for index, size in zip(order.tolist(), sizes.tolist(), strict=True):

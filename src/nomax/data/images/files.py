@@ -130,7 +130,42 @@ def _reason(error: Exception) -> str:
     return str(error).strip().rstrip(".") or type(error).__name__
 
 
-class FolderSource:
+class FileSource:
+    """Image files below a folder, each with a label. Broken ones are errors, or replaced, as on_error says."""
+
+    def __init__(
+        self, folder: Path, names: Sequence[str], labels: npt.ArrayLike, classes: Sequence[str], on_error: str
+    ):
+        self.problems = Problems(on_error)
+        self.on_error, self.folder = on_error, folder
+        self.classes: Sequence[str] = tuple(classes)
+        self.labels: npt.NDArray[np.int64] = np.asarray(labels, np.int64)
+        self._names = Strings(names)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def read(self, index: int) -> bytes:
+        """Read the file with this number, as it is on the disk."""
+        return read_file(self.folder / self._names[index], self.name(index))
+
+    def image(self, index: int) -> Image.Image:
+        """Return the image with this number, decoded."""
+        return decode(self.read(index), self.name(index))
+
+    def key(self, index: int) -> str:
+        """Return the path of this image inside the folder: the same wherever that is, and whatever else is in it."""
+        return self._names[index]
+
+    def name(self, index: int) -> str:
+        """Return the name of this image in errors: its path."""
+        return str(self.folder / self._names[index])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.folder}: {len(self):,} images, {len(self.classes):,} classes)"
+
+
+class FolderSource(FileSource):
     """Image files in folders that are named after their classes; classes and files are sorted by name.
 
     A class without images and a symbolic link that leads out of the folder are errors. With on_error="skip" they are
@@ -138,8 +173,7 @@ class FolderSource:
     """
 
     def __init__(self, folder: str | Path, split: str = "train", on_error: str = "raise"):
-        self.problems = Problems(on_error)
-        self.on_error = on_error
+        self.problems = problems = Problems(on_error)
         self.folder = split_folder(Path(folder).expanduser(), split)
         self._root = os.path.realpath(self.folder)
         classes: list[str] = []
@@ -163,31 +197,8 @@ class FolderSource:
                 f"{self.folder} has no class folders with images; what is expected is "
                 "FOLDER/train/CLASS/image.jpg, or FOLDER/CLASS/image.jpg if there are no splits."
             )
-        self.classes: Sequence[str] = tuple(classes)
-        self.labels: npt.NDArray[np.int64] = np.repeat(np.arange(len(classes)), counts)
-        self._names = Strings(names)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def read(self, index: int) -> bytes:
-        """Read the file with this number, as it is on the disk."""
-        return read_file(self.folder / self._names[index], self.name(index))
-
-    def image(self, index: int) -> Image.Image:
-        """Return the image with this number, decoded."""
-        return decode(self.read(index), self.name(index))
-
-    def key(self, index: int) -> str:
-        """Return the path of this image inside the folder: the same wherever that is, and whatever else is in it."""
-        return self._names[index]
-
-    def name(self, index: int) -> str:
-        """Return the name of this image in errors: its path."""
-        return str(self.folder / self._names[index])
-
-    def __repr__(self) -> str:
-        return f"FolderSource({self.folder}: {len(self):,} images, {len(self.classes):,} classes)"
+        super().__init__(self.folder, names, np.repeat(np.arange(len(classes)), counts), classes, on_error)
+        self.problems = problems
 
     def _image_files(self, folder: str) -> Iterator[str]:
         for entry in _sorted(folder):
@@ -278,6 +289,12 @@ class Strings(Sequence[str]):
         if not 0 <= index < len(self):
             raise IndexError(index)
         return os.fsdecode(self.joined[self.ends[index] : self.ends[index + 1]].tobytes())
+
+
+def image_names(folder: Path) -> list[str]:
+    """Return the names of the image files of a folder, sorted."""
+    named = (entry.name for entry in _sorted(str(folder)) if entry.is_file() and not entry.name.startswith("."))
+    return [name for name in named if name.rpartition(".")[2].lower() in EXTENSIONS]
 
 
 def _sorted(folder: str) -> list[os.DirEntry[str]]:

@@ -1,7 +1,8 @@
 """The index of a tar shard: the place and label of each image, so that a single read gets any of them.
 
 The index is made once and kept beside the shard, or in the cache if that folder cannot be written to. It holds for the
-size and the modification time that the shard had.
+size and the modification time that the shard had. A table of all images of many shards is kept in the same way: to open
+a thousand indexes takes seconds.
 """
 
 import hashlib
@@ -9,7 +10,7 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -18,11 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from nomax._files import atomic
-from nomax.data import tar
+from nomax.data import storage, tar
 from nomax.data.images import files
 from nomax.data.images.files import Strings
 from nomax.data.registry import cache_folder, make_folder
 from nomax.data.source import DataError, npy_header
+from nomax.data.storage import Place, RemotePath
 
 VERSION = 2
 LONGEST_NAME = 1024  # bytes of a member's name
@@ -47,25 +49,87 @@ class Index:
     problems: Strings
 
 
-def index_of(shard: Path) -> Index:
+@dataclass(frozen=True)
+class Table:
+    """All labelled images of many shards, shard after shard."""
+
+    counts: npt.NDArray[np.int64]  # of images, per shard
+    offsets: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    labels: npt.NDArray[np.int64]  # numbers of classes
+    classes: int
+
+    def is_sound(self, shard_sizes: npt.NDArray[np.int64]) -> bool:
+        """Return whether a table that came from a file stays inside its shards and classes."""
+        count = len(self.labels)
+        if not (len(self.counts) == len(shard_sizes) and count == len(self.offsets) == len(self.sizes)):
+            return False
+        if not count or self.counts.min() < 0 or self.counts.sum() != count:
+            return False
+        return bool(
+            min(self.offsets.min(), self.sizes.min(), self.labels.min()) >= 0
+            and self.sizes.max() <= files.MOST_BYTES
+            and (self.offsets + self.sizes <= np.repeat(shard_sizes, self.counts)).all()
+            and self.labels.max() < self.classes
+        )
+
+
+def saved_table(shards: Sequence[Place], stamps: Sequence[tuple[int, int]], classes: str) -> Table | None:
+    """Return the saved table of shards with these stamps and of classes with this digest; None if none fits them."""
+    stamp = _table_stamp(shards, stamps, classes)
+    most = sum(size for size, _ in stamps) + MOST_BEYOND_SHARD
+    for path in _table_places(shards):
+        try:
+            arrays = _arrays(path, most)
+            if np.array_equal(arrays.pop("stamp"), stamp):
+                table = Table(**{**arrays, "classes": int(arrays["classes"][0])})  # type: ignore[arg-type]
+                if table.is_sound(np.array([size for size, _ in stamps], np.int64)):
+                    return table
+        except Exception:  # whatever is wrong with it, it is made anew
+            continue
+    return None
+
+
+def save_table(shards: Sequence[Place], stamps: Sequence[tuple[int, int]], classes: str, table: Table) -> None:
+    """Keep a table for the next time."""
+    arrays = {**vars(table), "classes": np.array([table.classes]), "stamp": _table_stamp(shards, stamps, classes)}
+    _write(_table_places(shards), arrays)
+
+
+def _table_stamp(shards: Sequence[Place], stamps: Sequence[tuple[int, int]], classes: str) -> npt.NDArray[np.uint8]:
+    named = [(shard.name, *stamp) for shard, stamp in zip(shards, stamps, strict=True)]
+    return np.frombuffer(hashlib.sha256(repr((VERSION, classes, named)).encode()).digest(), np.uint8)
+
+
+def _table_places(shards: Sequence[Place]) -> list[Path]:
+    first = shards[0].with_name(f"{shards[0].name}-and-{len(shards) - 1}-more")
+    return [place for place in _places(first) if isinstance(place, Path)]
+
+
+def index_of(shard: Place) -> Index:
     """Return the index of a tar file: the saved one if it still holds, else a new one, which is saved."""
     saved = saved_index(shard)
     if saved is not None:
         return saved
     with _open(shard) as file:
-        stamp = _stamp(file)
+        stamp = _stamp(shard, file)
         made = _build(shard, file, int(stamp[0]))
     _save(shard, made, stamp)
     return made
 
 
-def saved_index(shard: Path) -> Index | None:
+def saved_index(shard: Place) -> Index | None:
     """Return the saved index of a tar file; None if there is none that fits it."""
-    with _open(shard) as file:
-        stamp = _stamp(file)
+    if isinstance(shard, RemotePath):
+        stamp = _stamp(shard)
+    else:
+        with _open(shard) as file:
+            stamp = _stamp(shard, file)
     for path in _places(shard):
         try:
             arrays = _arrays(path, int(stamp[0]) + MOST_BEYOND_SHARD)
+            if isinstance(path, RemotePath):  # an upload has a modification time of its own
+                arrays["stamp"] = np.array([arrays["stamp"][0], stamp[1], arrays["stamp"][2]])
             if np.array_equal(arrays["stamp"], stamp):
                 parts: dict[str, Any] = {name: arrays[name] for name in _NUMBERS}
                 parts |= {name: Strings.of(arrays[name], arrays[f"{name}_ends"]) for name in _STRINGS}
@@ -77,11 +141,11 @@ def saved_index(shard: Path) -> Index | None:
     return None
 
 
-def _arrays(path: Path, most: int) -> dict[str, npt.NDArray[Any]]:
-    """Read an .npz file as _save writes it: not compressed, and of at most `most` bytes."""
+def _arrays(path: Place, most: int) -> dict[str, npt.NDArray[Any]]:
+    """Read an .npz file as _write writes it: not compressed, and of at most `most` bytes."""
     arrays = {}
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size > most:
+    with io.BytesIO(path.read_bytes(most)) if isinstance(path, RemotePath) else path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) > most:
             raise ValueError(f"{path} is larger than {most:,} bytes")
         with zipfile.ZipFile(file) as archive:
             for entry in archive.infolist():
@@ -100,35 +164,43 @@ def _array(data: bytes) -> npt.NDArray[Any]:
     return np.frombuffer(data, kind, offset=file.tell())
 
 
-def _open(shard: Path) -> BinaryIO:
+def _open(shard: Place) -> BinaryIO:
     try:
-        return shard.open("rb")
+        return shard.open(sequential=True) if isinstance(shard, RemotePath) else shard.open("rb")
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no shard {shard}.") from None
     except OSError as error:
         raise DataError(f"the shard {shard} cannot be read: {error.strerror}.") from error
 
 
-def _stamp(file: BinaryIO) -> npt.NDArray[np.int64]:
+def _stamp(shard: Place, file: BinaryIO | None = None) -> npt.NDArray[np.int64]:
+    if isinstance(shard, RemotePath) or file is None:
+        return np.array([*storage.stamps([shard])[0], VERSION])
     status = os.fstat(file.fileno())
     return np.array([status.st_size, status.st_mtime_ns, VERSION])
 
 
-def _places(shard: Path) -> tuple[Path, Path]:
-    digest = hashlib.sha256(os.fsencode(os.path.realpath(shard))).hexdigest()
+def _places(shard: Place) -> tuple[Place, Path]:
+    name = shard.url if isinstance(shard, RemotePath) else os.path.realpath(shard)
+    digest = hashlib.sha256(os.fsencode(name)).hexdigest()
     return shard.with_name(f"{shard.name}.index.npz"), cache_folder() / "indexes" / f"{digest}.npz"
 
 
-def _save(shard: Path, made: Index, stamp: npt.NDArray[np.int64]) -> None:
+def _save(shard: Place, made: Index, stamp: npt.NDArray[np.int64]) -> None:
     arrays: dict[str, Any] = {name: getattr(made, name) for name in _NUMBERS}
     for name in _STRINGS:
         arrays |= {name: getattr(made, name).joined, f"{name}_ends": getattr(made, name).ends}
-    for place in _places(shard):
+    _write([place for place in _places(shard) if isinstance(place, Path)], {**arrays, "stamp": stamp})
+
+
+def _write(places: Sequence[Path], arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Write an .npz file to the first of these places that can be written to."""
+    for place in places:
         try:
             make_folder(place.parent)
             with atomic(place) as file:
                 os.fchmod(file.fileno(), 0o644)  # whoever can read the shard may use its index
-                np.savez(file, stamp=stamp, **arrays)
+                np.savez(file, **dict(arrays))  # type: ignore[arg-type]
             return
         except OSError:
             continue  # without a saved index the next one to come makes it again
@@ -174,7 +246,7 @@ class _Problems(list[str]):
             self.more += 1
 
 
-def _build(shard: Path, file: BinaryIO, size: int) -> Index:
+def _build(shard: Place, file: BinaryIO, size: int) -> Index:
     samples: dict[str, _Sample] = {}
     problems = _Problems()
     for member in _members(shard, file, size, problems):
@@ -197,7 +269,7 @@ def _build(shard: Path, file: BinaryIO, size: int) -> Index:
             sample.name, sample.offset, sample.size = member.name, member.start, member.size
         else:
             try:
-                text = _label(os.pread(file.fileno(), member.size, member.start), extension)
+                text = _label(_at(shard, file, member.start, member.size), extension)
             except (ValueError, RecursionError) as error:
                 problems.append(f"{shard}: {member.name} holds no label: {error}.")
                 continue
@@ -229,7 +301,14 @@ def _build(shard: Path, file: BinaryIO, size: int) -> Index:
     )
 
 
-def _members(shard: Path, file: BinaryIO, size: int, problems: list[str]) -> Iterator[tar.Member]:
+def _at(shard: Place, file: BinaryIO, offset: int, size: int) -> bytes:
+    if not isinstance(shard, RemotePath):
+        return os.pread(file.fileno(), size, offset)
+    file.seek(offset)
+    return file.read(size)
+
+
+def _members(shard: Place, file: BinaryIO, size: int, problems: list[str]) -> Iterator[tar.Member]:
     """Yield the members whose data is complete. A tar file ends in blocks of zeros; without them, it was cut off."""
     end, reason = 0, ""
     try:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from nomax.models import ReLUFormerConfig, ViT, ViTConfig
+from nomax.models import ViT, ViTConfig
 from nomax.phi import Phi
 from nomax.study.engine.result import ImageResult, MeasurementResult, Numbers, Result, TextResult
 from nomax.train import TextConfig, VisionConfig
@@ -193,7 +193,7 @@ class TextExperiment(TrainedExperiment):
     @property
     def macs(self) -> int:
         """Multiply-adds for a token of each side, in sequences of the greatest length."""
-        return reluformer_macs(self.config.model)
+        return self.config.model.macs
 
     @property
     def particulars(self) -> dict[str, Any]:
@@ -304,16 +304,6 @@ def vit_macs(config: ViTConfig) -> int:
 def _vit_macs(config: ViTConfig) -> int:
     with torch.device("meta"):
         return ViT.from_config(config).macs()
-
-
-def reluformer_macs(model: ReLUFormerConfig) -> int:
-    """Return the multiply-adds for a token of each side: projections, memories, logits, and rows of attention."""
-    width, length = model.dim, model.max_length
-    memory, projections = 2 * model.slots * width, 4 * width * width
-    encoder = projections + 2 * length * width + memory
-    crossing = projections + 2 * length * width if model.encoder_layers else 0
-    decoder = projections + length * width + crossing + memory  # a causal row has half of the keys, in the mean
-    return model.encoder_layers * encoder + model.decoder_layers * decoder + model.vocabulary * width
 
 
 def _unusual(settings: dict[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,6 @@ from nomax.study.engine.experiment import (
     Measurement,
     TextExperiment,
     cpu_seconds,
-    reluformer_macs,
 )
 from nomax.study.engine.figure import BROKEN, Figure, Table, draw_intervals, nothing_yet, sheet
 from nomax.study.engine.result import Numbers, Result, TextResult, measured, trained, where
@@ -82,7 +81,7 @@ class Speed(Measurement):
     @property
     def flops(self) -> int:
         """Floating point operations of all passes."""
-        return 2 * len(ATTENTIONS) * (self.rounds + 1) * reluformer_macs(self.model) * self.batch * self.tokens
+        return 2 * len(ATTENTIONS) * (self.rounds + 1) * self.model.macs * self.batch * self.tokens
 
     def measure(self, stop: Stop) -> Numbers | None:
         """Return the seconds of each kind, by round."""

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from nomax.data import Source
 from nomax.data.images.transforms import Augment
+from nomax.data.storage import Patience
 from nomax.models import ViTConfig
 from nomax.train import cli, run_folder
 from nomax.train.config import settle
@@ -48,7 +49,8 @@ class TrainVit(cli.Command):
     model: str | None = None
     """Size and patch, such as S/16 or Ti/4."""
     data: str = "fashion-mnist-small"
-    """A name (`nomax data list`), a folder of images, shards, "torchvision:NAME" or "hf:NAME"."""
+    """A name (`nomax data list`), a folder of images, shards (also a URL, such as s3://…), "torchvision:NAME" or
+    "hf:NAME"."""
     recipe: Literal["small", "i1k", "i21k"] = "small"
     """small: an hour on one CPU core, for small images. i1k, i21k: the paper's ImageNet runs. The recipe sets the
     defaults of the other options: --recipe i1k --help shows those of i1k."""
@@ -108,7 +110,12 @@ def configure(options: Any, phi: str, images: Source) -> VisionConfig:
 
 def _jobs(options: Any, command: str) -> list[Job]:
     places = cli.places(options, _named(options))
-    images = load_images(options.data, options.on_error or "raise", options.held_out or 0.0)
+    usual = VisionConfig()
+    patience = Patience(
+        usual.read_retries if options.read_retries is None else options.read_retries,
+        usual.read_timeout if options.read_timeout is None else options.read_timeout,
+    )
+    images = load_images(options.data, options.on_error or "raise", options.held_out or 0.0, patience)
     wanted = [
         Job(configure(options, phi, images[0]), folder, command, options.tensorboard, images) for phi, folder in places
     ]

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 class VisionConfig(LoopConfig):
     """The training of a ViT: the model, its data, and all the numbers."""
 
-    NOT_NEGATIVE: ClassVar[tuple[str, ...]] = (*LoopConfig.NOT_NEGATIVE, "mixup", "test_images", "diagnose")
+    NOT_NEGATIVE: ClassVar[tuple[str, ...]] = (
+        *LoopConfig.NOT_NEGATIVE,
+        *("mixup", "test_images", "diagnose", "workers", "read_retries", "read_timeout"),
+    )
 
     recipe: str = "base"
     model: ViTConfig = field(default_factory=ViTConfig)
@@ -45,6 +48,11 @@ class VisionConfig(LoopConfig):
     diagnostics.jsonl; 0 turns it off. Can change on resume."""
     workers: int = 0
     """Processes that prepare images; 0 prepares them in the training process. Can change on resume."""
+    read_retries: int = 4
+    """Attempts after a failed read of a shard, with pauses of 0.5, 1, 2, … seconds; then it is an error that names the
+    shard and the offset. Can change on resume."""
+    read_timeout: float = 60.0
+    """Seconds after which a read of a shard behind a URL counts as failed. Can change on resume."""
 
     command: ClassVar[str] = "train vit"
 

@@ -17,6 +17,7 @@ from nomax.data.images.batches import Batch, batches, evaluation_batches
 from nomax.data.images.shards import ShardSource
 from nomax.data.order import Order
 from nomax.data.source import DataError, part
+from nomax.data.storage import PATIENCE, Patience
 from nomax.models import Preprocessing, ViT, ViTConfig
 from nomax.train import run_folder
 from nomax.train.vision import diagnostics
@@ -61,7 +62,8 @@ class VisionTask:
         """Start or resume the run in a folder; `images`, if already loaded."""
         if config.diagnose and config.distribute == "fsdp" and world.size > 1:
             raise ValueError("diagnose looks into whole models: use --distribute ddp with it, or --diagnose 0.")
-        train, test = images or load_images(config.data, config.on_error, config.held_out)
+        patience = Patience(config.read_retries, config.read_timeout)
+        train, test = images or load_images(config.data, config.on_error, config.held_out, patience)
         run_folder.check(folder, config, classes=train.classes)
         if world.leads:
             run_folder.note(folder, classes=list(train.classes))
@@ -132,7 +134,9 @@ class VisionTask:
     def observe(self, model: nn.Module, batch: Batch, step: int, folder: Path) -> None:
         """Inspect attention at the steps that config.diagnose asks for."""
         if step in self.recorded:
-            diagnostics.write(folder, step, diagnostics.diagnose(model, batch.images))
+            with torch.compiler.set_stance("force_eager"):  # compiled layers would be compiled again to be looked into
+                layers = diagnostics.diagnose(model, batch.images)
+            diagnostics.write(folder, step, layers)
 
     def describe(self, step: int) -> dict[str, Any]:
         """Name the images that the batch of a step holds."""
@@ -190,11 +194,11 @@ class VisionTask:
         return f"{predict}, nomax probe {names} (few-shot accuracy), or nomax.train.load_run({str(folders[0])!r})"
 
 
-def load_images(name: str, on_error: str = "raise", held_out: float = 0.0) -> Images:
+def load_images(name: str, on_error: str = "raise", held_out: float = 0.0, patience: Patience = PATIENCE) -> Images:
     """Load the training images of a data set, and its test images or a held-out share of the training images."""
-    train = data.load(name, "train", on_error=on_error, held_out=held_out)
+    train = data.load(name, "train", on_error=on_error, held_out=held_out, patience=patience)
     try:
-        test = data.load(name, "test", on_error=on_error, held_out=held_out)
+        test = data.load(name, "test", on_error=on_error, held_out=held_out, patience=patience)
     except DataError:
         raise
     except (ValueError, FileNotFoundError) as error:
