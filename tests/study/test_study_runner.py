@@ -215,15 +215,25 @@ def test_shards_are_a_partition_that_does_not_change_when_the_grid_grows(runs):
             runner.shard(runs, wrong)
 
 
-def test_times_are_estimated_from_finished_runs_of_the_same_model_or_of_any(runs):
+def test_times_are_estimated_from_the_finished_runs_that_are_most_similar(runs):
     run = runs[0]
+
+    def took(seconds, variant="mu/8", data=run.config.data):
+        return result(variant=variant, data=data, core_seconds=seconds, seconds=7e9, train_flops=run.flops)
+
     assert Estimate().seconds(run) == pytest.approx(START + run.flops / FLOP_PER_SECOND)
-    other = result(variant="nano/4", seconds=50.0, train_flops=run.flops)
-    assert Estimate([other]).seconds(run) == pytest.approx(START + 50)
-    same = [result(variant="mu/8", seconds=seconds, train_flops=run.flops) for seconds in (1.0, 8.0, 1000.0)]
-    assert Estimate([other, *same]).seconds(run) == pytest.approx(START + 8)
-    assert Estimate([other, *same]).seconds(run, 0.25) == pytest.approx(START + 2)
-    assert Estimate([replace(other, status="diverged")]).seconds(run) == Estimate().seconds(run)
+    another = took(90.0, variant="nano/4", data="others")
+    assert Estimate([another]).seconds(run) == pytest.approx(START + 90)
+    same_model = took(70.0, data="others")
+    assert Estimate([another, same_model]).seconds(run) == pytest.approx(START + 70)
+    same_data = took(50.0, variant="nano/4")
+    assert Estimate([another, same_model, same_data]).seconds(run) == pytest.approx(START + 50)
+    same = [took(seconds) for seconds in (1.0, 8.0, 1000.0)]
+    assert Estimate([another, same_model, same_data, *same]).seconds(run) == pytest.approx(START + 8)
+    assert Estimate([another, same_model, same_data, *same]).seconds(run, 0.25) == pytest.approx(START + 2)
+    assert Estimate([replace(another, status="diverged")]).seconds(run) == Estimate().seconds(run)
+    old = replace(another, core_seconds=0.0, seconds=30.0)
+    assert Estimate([old]).seconds(run) == pytest.approx(START + 30)
 
 
 @pytest.mark.parametrize(

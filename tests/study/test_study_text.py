@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from made_results import measurements, text_grid, text_results
 
 from nomax import _figures, study
 from nomax._figures import PHI
+from nomax._files import read_json
 from nomax.models import ReLUFormer, ViTConfig
 from nomax.study.engine.experiment import ImageExperiment
 from nomax.study.engine.figure import Figure
@@ -21,6 +23,7 @@ from nomax.study.engine.publish import to_csv
 from nomax.study.engine.result import Result, TextResult, where
 from nomax.study.engine.store import Store
 from nomax.study.text import memory, relu_attention
+from nomax.study.text.rate import best_trials
 from nomax.study.text.setup import SETUPS, Settings
 from nomax.study.text.shared import Panel, collect, loss
 from nomax.train import VisionConfig
@@ -78,6 +81,16 @@ def test_every_kind_has_as_many_trials_all_judged_on_the_validation_split() -> N
     assert {kind: result.lr for kind, result in best.items()} == dict.fromkeys(best, 2e-3)
     assert outcomes("text-rate", results) == {}
     assert "softmax: 0.002" in figures("text-rate", results)["text-rate"].caption
+
+
+def test_a_day_trains_each_kind_with_its_best_trial() -> None:
+    published = read_json(Path(__file__).parents[2] / "results" / "text-rate" / "runs.json", "")
+    best = best_trials([Result.from_dict(result) for result in published])
+    chosen = dict(SETUPS["day"].chosen)
+    assert chosen.keys() == best.keys()
+    for kind, result in best.items():
+        assert (chosen[kind].lr, chosen[kind].warmup * result.steps) == (result.lr, result.warmup)
+    assert chosen["ReLUFormer"].penalty == best["ReLUFormer"].penalty
 
 
 def test_a_kind_is_trained_with_what_was_chosen_for_it() -> None:

@@ -254,6 +254,26 @@ def test_gate(outcome: str, gain: float, spread: float) -> None:
     assert verdict.numbers["gain without a gate"][0] == pytest.approx(0.05, abs=0.02)
 
 
+FINDINGS = [
+    ((0.0, -0.04), 0.002, "relu/L is within a point of softmax", "relu is behind softmax, −4"),
+    ((0.06, 0.0), 0.025, "relu/L is ahead of softmax, +", "relu cannot be told apart from softmax yet"),
+]
+
+
+@pytest.mark.parametrize(("leads", "spread", "with_length", "without"), FINDINGS)
+def test_the_finding_is_told_in_a_sentence(
+    leads: tuple[float, float], spread: float, with_length: str, without: str
+) -> None:
+    lead = {"relu/L": leads[0], "relu": leads[1]}
+    results = image_results("alpha", lambda result: 0.8 + lead.get(result.phi, 0.0), spread=spread)
+    sentence = study.load("alpha").finding(results, SETUP)  # type: ignore[attr-defined]
+    assert sentence.startswith(with_length)
+    assert without in sentence
+    assert "at L = 16, 49, 196" in sentence
+    low = image_results("alpha", lambda result: 0.3, spread=spread)
+    assert study.load("alpha").finding(low, SETUP) == ""  # type: ignore[attr-defined]
+
+
 def test_below_the_bar_of_softmax_nothing_is_decided_and_lengths_above_it_still_count() -> None:
     low = judge(
         "W-identity", "alpha", image_results("alpha", lambda result: 0.7 - 0.1 * (result.activation == "identity"))

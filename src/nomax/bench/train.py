@@ -13,8 +13,9 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from rich.console import RenderableType
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from nomax import _compat
@@ -23,7 +24,7 @@ from nomax.bench.harness import Bench, Run, known, run_bench
 from nomax.bench.render import times
 from nomax.bench.results import Case, Check, Goal, Results
 from nomax.data.text import Example
-from nomax.ops import cpu
+from nomax.ops import cpu, row_maps
 from nomax.train.console import Stop
 from nomax.train.distributed import World
 from nomax.train.loop import Loop, keep_freed_memory
@@ -33,9 +34,11 @@ from nomax.train.vision import config as vision_configs
 from nomax.train.vision.task import VisionTask, load_images
 
 TRAINING = "training"
-# Who takes part: our model with relu/L (text: ReLUFormer's φ) and with softmax on PyTorch's attention; the latter
-# without any kernel of ours; timm's ViT; and a product of two matrices of SIDE rows.
-OURS, SOFTMAX, PLAIN, TIMM, PEAK = "ours", "our softmax", "plain PyTorch", "timm", "peak"
+# Who takes part: our model with relu/L (text: ReLUFormer's φ), with softmax on PyTorch's attention, and with softmax as
+# a formula, whose matrices of scores and weights are written out; softmax without any kernel of ours; timm's ViT; and a
+# product of two matrices of SIDE rows.
+OURS, SOFTMAX, FORMULA, PLAIN, TIMM = "ours", "our softmax", "softmax as a formula", "plain PyTorch", "timm"
+PEAK = "peak"
 SIDE = 1024
 DATA = "fashion-mnist-small"
 IMAGES = ("pico/4", "pico/2", "micro/4")
@@ -60,7 +63,7 @@ PARTS = {
     "copies and sums": ("aten::copy_", "aten::sum", "aten::add", "aten::mul", "aten::cat", "aten::div", "aten::fill_"),
 }
 REST, LOADING = "the rest", "data"
-COLUMNS = ("per second", "step", "GFLOP/s", "of peak", "vs softmax", "vs plain PyTorch", "vs timm")
+COLUMNS = ("per second", "step", "GFLOP/s", "of peak", "vs softmax", "as a formula", "vs plain PyTorch", "vs timm")
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,10 @@ class Options(harness.ThreadedOptions):
 
     Images per second of ViTs on batches of 64 Fashion-MNIST images, and tokens per second of a translation model
     (3 + 3 layers, 128 wide) on 2,048 random tokens, ours with relu/L (text: ReLUFormer's φ and penalties) against the
-    same model with softmax on PyTorch's attention, against that without any of our kernels, and against timm's ViT of
-    the same shape. All go through the same loop: forward, backward, clipping, AdamW. The share of the peak is relative
-    to a product of two 1,024 × 1,024 matrices in the same precision and run. bfloat16 is autocast for all.
+    same model with softmax on PyTorch's attention and as a plain formula, against softmax without any of our kernels,
+    and against timm's ViT of the same shape. All go through the same loop: forward, backward, clipping, AdamW. The
+    share of the peak is relative to a product of two 1,024 × 1,024 matrices in the same precision and run. bfloat16 is
+    autocast for all.
 
     Correctness comes first: loss and gradients must match plain PyTorch to within twice its own error, otherwise
     nothing is timed, and the exit code is 1. Then all take turns, round after round, and the best round of each counts.
@@ -163,8 +167,9 @@ def _examples(vocabulary: int) -> Sequence[Example]:
 
 def _participants(name: str, dtype: str, task: Any, smoke: bool) -> dict[str, Step]:
     softmax = _task(name, dtype, smoke, "softmax")
-    tasks = {OURS: task, SOFTMAX: softmax, PLAIN: copy.copy(softmax)}
-    tasks[PLAIN].model = copy.deepcopy(softmax.model)
+    tasks = {OURS: task, SOFTMAX: softmax, FORMULA: copy.copy(softmax), PLAIN: copy.copy(softmax)}
+    for who in (FORMULA, PLAIN):
+        tasks[who].model = copy.deepcopy(softmax.model)
     if name != TEXT:
         tasks[TIMM] = copy.copy(softmax)
         tasks[TIMM].model = _timms(task)
@@ -191,11 +196,13 @@ def _step(task: Any) -> Step:
 
 
 def _call(who: str, step: Step) -> Callable[[], None]:
-    def plain() -> None:
-        with _without_kernels():
+    conditions = {PLAIN: _without_kernels, FORMULA: _softmax_as_a_formula}.get(who, contextlib.nullcontext)
+
+    def call() -> None:
+        with conditions():
             step()
 
-    return plain if who == PLAIN else step.__call__
+    return call
 
 
 @contextlib.contextmanager
@@ -206,6 +213,38 @@ def _without_kernels() -> Iterator[None]:
         yield
     finally:
         cpu.serves = serves
+
+
+@contextlib.contextmanager
+def _softmax_as_a_formula() -> Iterator[None]:
+    """Replace PyTorch's attention by three operations in the precision of its inputs. Scores are rounded to it."""
+    functions: Any = F
+    fused, widened = F.scaled_dot_product_attention, row_maps.trains_in_float32
+    functions.scaled_dot_product_attention, row_maps.trains_in_float32 = softmax_formula, lambda problem: False
+    try:
+        yield
+    finally:
+        functions.scaled_dot_product_attention, row_maps.trains_in_float32 = fused, widened
+
+
+def softmax_formula(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Return attention with softmax. The arguments are PyTorch's, as nomax gives them."""
+    scores = (query * (query.shape[-1] ** -0.5 if scale is None else scale)) @ key.transpose(-2, -1)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+    return F.dropout(scores.softmax(-1), dropout_p) @ value
 
 
 def _product(dtype: str) -> Callable[[], object]:
@@ -282,7 +321,7 @@ def _row(case: Case) -> list[str]:
         render.seconds(case.best(OURS)),
         render.number(case.gflops()),
         render.number(case.peak_share(), ".0%"),
-        *(times(case.speedup(OURS, peer)) for peer in (SOFTMAX, PLAIN, TIMM)),
+        *(times(case.speedup(OURS, peer)) for peer in (SOFTMAX, FORMULA, PLAIN, TIMM)),
     ]
 
 
@@ -293,7 +332,9 @@ def report(results: Results) -> list[str]:
         f"(batches of {BATCH}, 28 pixels, qk-norm), tokens per second of a translation model ({LAYERS} + {LAYERS} "
         f"layers, {WIDTH} wide, {TOKENS:,} tokens a step, with ReLUFormer's penalties); {render.best_of(results)} “of "
         f"peak” is relative to a product of two {SIDE:,} × {SIDE:,} matrices in the same precision. A step is forward, "
-        "backward, clipping and AdamW, by the loop of `nomax train`; bfloat16 is autocast for all."
+        "backward, clipping and AdamW, by the loop of `nomax train`; bfloat16 is autocast for all. “vs softmax” is the "
+        "same model with PyTorch's fused attention, “as a formula” with softmax in three operations, which round "
+        "scores and weights to the precision of the inputs."
     )
     rows = [[case.shape, case.dtype, str(case.threads), *_row(case)] for case in results.cases]
     speeds = render.markdown_table(["model", "dtype", "threads", *COLUMNS], rows)

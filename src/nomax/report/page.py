@@ -116,12 +116,14 @@ def render(studies: Sequence[Section]) -> str:
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("style.css", "script.js"))
     style = f"{_colour_sheet()}{style}"
     verdicts = [judged for study in studies for judged in study.verdicts]
+    lead_study, figure = lead_figure(studies)
     page = environment.get_template("template.html.jinja").render(
         studies=studies,
+        finding=lead_study.results.story.finding if lead_study else "",
         headline=headline(verdicts),
         scale=scale(study.results.story for study in studies),
         groups=groups(verdicts),
-        lead=lead_figure(studies),
+        lead=(lead_study, figure),
         words=words,
         one_number=one_number,
         version=nomax.__version__,

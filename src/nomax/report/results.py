@@ -39,6 +39,8 @@ class Story:
     title: str = ""
     note: str = ""
     """A warning to read first: that runs are missing, or that it is a smoke run."""
+    finding: str = ""
+    """The result in a sentence."""
     text: str = ""
     command: str = ""
     claims: list[str] = field(default_factory=list)

@@ -1,8 +1,8 @@
 """Studies: a question becomes a grid of runs, the runs a figure, and the figure a verdict.
 
 A study is a module of nomax.study.images or nomax.study.text, or any Python file: TITLE, CLAIMS, grid(setup, seeds),
-figures(results, setup) and verdicts(results, setup). `nomax study NAME` runs it. KIND = "text" marks one of text, and
-CHANGES adapts the set-ups, by name.
+figures(results, setup) and verdicts(results, setup). `nomax study NAME` runs it. KIND = "text" marks one of text,
+CHANGES adapts the set-ups, by name, and finding(results, setup) puts the result in a sentence for the top of the page.
 """
 
 import sys

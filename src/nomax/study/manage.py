@@ -197,9 +197,10 @@ def print_plan(
     """Print hours and noise by model, and what the planned seeds can decide about each claim.
 
     sources: finished runs by origin, the best source first; the noise is taken from the first source whose runs repeat
-    a setting. Raises a ValueError if none does.
+    a setting, and the times from all of them and the store. Raises a ValueError if no setting was repeated.
     """
-    estimate = Estimate({result.key: result for results in sources.values() for result in results}.values())
+    finished = [*store.results(), *(result for results in sources.values() for result in results)]
+    estimate = Estimate({result.key: result for result in finished}.values())
     number = len(setup.seeds)
     origin, results = next(((name, some) for name, some in sources.items() if noise(some)), ("", []))
     known, costs = noise(results), _costs(runs, store, estimate)

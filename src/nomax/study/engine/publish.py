@@ -92,6 +92,7 @@ def publish(
             "name": name,
             "title": module.TITLE,
             "note": preliminary,
+            "finding": module.finding(results, setup) if hasattr(module, "finding") else "",
             "text": getdoc(module) or "",
             "command": command,
             "claims": list(module.CLAIMS),

@@ -301,28 +301,34 @@ UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
 class Estimate:
-    """Seconds per floating point operation, of each kind of model where known, else of any, else an assumption."""
+    """Core-seconds per floating point operation, of finished runs that are as similar as there are, else assumed.
+
+    Runs of the same data come before those of the same model: a set-up's precision and batch size matter more.
+    """
 
     def __init__(self, results: Iterable[Result] = ()) -> None:
-        self._rates: dict[str, list[float]] = defaultdict(list)
+        self._rates: dict[tuple[str, str], list[float]] = defaultdict(list)
         for result in results:
             self.learn(result)
 
     def learn(self, result: Result) -> None:
         """Take a finished run into account."""
-        if (
-            isinstance(result, TrainedResult)
-            and result.status == "done"
-            and result.seconds > 0
-            and result.train_flops > 0
-        ):
-            self._rates[result.variant].append(result.seconds / result.train_flops)
+        if not isinstance(result, TrainedResult) or result.status != "done" or result.train_flops == 0:
+            return
+        # The clock also counts the time in which other processes had the core. Old results have only that.
+        if seconds := result.core_seconds or result.seconds:
+            self._rates[result.variant, result.data].append(seconds / result.train_flops)
 
     def seconds(self, run: Experiment, share: float = 1.0) -> float:
         """Return how long a run will take, or the share of it that is left."""
-        rates = self._rates.get(run.facts["variant"]) or [rate for some in self._rates.values() for rate in some]
-        rate = statistics.median(rates) if rates else 1 / FLOP_PER_SECOND
-        return START + share * rate * run.flops
+        model, data = run.facts["variant"], run.facts.get("data")
+        similar = (
+            [rate for (_, other), rates in self._rates.items() if other == data for rate in rates],
+            [rate for (other, _), rates in self._rates.items() if other == model for rate in rates],
+            [rate for rates in self._rates.values() for rate in rates],
+        )
+        rates = self._rates.get((model, data)) or next(filter(None, similar), [1 / FLOP_PER_SECOND])
+        return START + share * statistics.median(rates) * run.flops
 
     @property
     def source(self) -> str:

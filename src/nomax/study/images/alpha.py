@@ -113,18 +113,19 @@ def grid(setup: Setup, seeds: Sequence[int]) -> list[Experiment]:
     """Return every h with every α, and softmax, at every length; the weights of untrained models; and the speed.
 
     Every φ has softmax's learning rate, as in the paper, and its own best one beside it. The largest questions come
-    first, and of each all seeds one after the other: a budget cuts off the least.
+    first, and of equal ones the cheapest with all their seeds: a budget cuts off the least.
     """
     models = [
         setup.run(phi, length=length, seed=seed, lr=rate)
         for seed in seeds
         for length in setup.every_length()
+        if seed in seeds[: length.seeds or None]
         for phi in [SOFTMAX, *setup.phis(length)]
         for rate in dict.fromkeys([setup.lr, setup.own_rate(phi)])
     ]
     return [
         *weights.measurements(setup),
-        *sorted(models, key=lambda run: _rank(run, setup)),
+        *sorted(models, key=lambda run: (_rank(run, setup), run.flops)),
         *speed_measurements(),
     ]
 
@@ -133,7 +134,8 @@ def _rank(run: ImageExperiment, setup: Setup) -> int:
     """Return how much hangs on a run: 0 is the most."""
     phi = Phi.parse(run.config.model.phi)
     rank = 0 if str(phi) in QUESTION else 1 if phi.activation in ("relu", "identity") else 2
-    return rank + (run.config.data != setup.data) + (run.config.lr != setup.lr)
+    longest = run.config.model.tokens > 1000  # one run costs as much as twenty with 49 tokens
+    return rank + (run.config.data != setup.data) + (run.config.lr != setup.lr) + 2 * longest
 
 
 def figures(
@@ -154,10 +156,40 @@ def figures(
     ]
 
 
+def finding(results: Sequence[Result], setup: Setup) -> str:
+    """Say in a sentence how relu compares with softmax, with its 1/L and without; empty if softmax has not learned."""
+    ground = over_alpha.ground(finals(results), setup)
+    with_length, without = (_lead_over_softmax(ground.same, phi) for phi in (RELU, "relu"))
+    if not (with_length and without and all(premise.holds for premise in ground.premises)):
+        return ""
+    where_learned = ", ".join(map(str, sorted(with_length)))
+    return (
+        f"relu/L {_close(pooled(with_length))}; without length scaling, relu {_close(pooled(without))} "
+        f"(accuracy at L = {where_learned})."
+    )
+
+
+def _close(difference: Interval) -> str:
+    """Say how close to softmax a difference of accuracies is, as far as its interval allows."""
+    told = points(difference)
+    if not difference.known:
+        return f"differs from softmax by {told}"
+    if difference.low > -MARGIN and difference.high < MARGIN:
+        return f"is within a point of softmax, {told}"
+    if difference.low <= 0 <= difference.high:
+        return f"cannot be told apart from softmax yet, {told}"
+    return f"is {'behind' if difference.high < 0 else 'ahead of'} softmax, {told}"
+
+
+def _lead_over_softmax(results: Sequence[ImageResult], phi: str) -> dict[int, list[float]]:
+    """Return how far a φ is ahead of softmax, at equal length and seed, by length."""
+    plain_models = where(results, qk_norm=True, gate=None)
+    return differences(where(plain_models, phi=phi), where(plain_models, phi=SOFTMAX), "tokens", accuracy)
+
+
 def _match(results: Sequence[ImageResult]) -> str:
     """Say how far relu/L is ahead of softmax; empty if no length and seed has both."""
-    plain = where(results, qk_norm=True, gate=None)
-    cells = differences(where(plain, phi=RELU), where(plain, phi=SOFTMAX), "tokens", accuracy)
+    cells = _lead_over_softmax(results, RELU)
     if not cells:
         return ""
     by_length = ", ".join(

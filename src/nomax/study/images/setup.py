@@ -46,6 +46,8 @@ class Length:
     """Empty: the set-up's."""
     powers: Powers = ()
     """Empty: every h of the set-up with every α."""
+    seeds: int = 0
+    """At most so many; 0: all of the set-up."""
 
 
 @dataclass(frozen=True)
@@ -255,7 +257,7 @@ SETUPS = {
                 Length(2, steps=1875, powers=SOME_POWERS),
                 Length(4, data="cifar10", powers=RELU_ONLY),
                 Length(2, steps=1875, data="cifar10", powers=RELU_ONLY),
-                Length(1, steps=940, data="cifar10", powers=RELU_ONLY),
+                Length(1, steps=940, data="cifar10", powers=(("relu", (0.0, 1.0)),), seeds=2),
             ),
             rates=(2e-3, 4e-3, 1e-3, 8e-3),
             tried=("softmax", "relu/L", "relu", "relu/L^0.5", "relu/L^2", "identity/L", "identity"),

@@ -225,7 +225,14 @@ SETUPS = {
             document_passes=2,
             lr=4e-3,
             reluformer_lr=4e-3,
-            warmup=400,
+            penalty=0.1,
+            warmup=1200,
+            chosen=(
+                ("softmax", Settings(4e-3, 0.2)),
+                ("ReLUFormer", Settings(4e-3, 0.2, 0.1)),
+                ("relu/L", Settings(4e-3, 0.2)),
+                ("relu", Settings(8e-3, 0.2)),
+            ),
             # A kind without losses of its own has its warm-up tried where ReLUFormer has their weight, too.
             trials=tuple(
                 Settings(rate, *others) for others in ((0.05, 0.03), (0.2, 0.1)) for rate in (4e-3, 2e-3, 8e-3)
