@@ -49,6 +49,8 @@ def test_gain_and_shift_are_per_head_under_every_mask_and_have_gradients(setting
         for dtype in (torch.float32, torch.float64)
     ]
     assert_precise(out.detach(), *expected)
+    with torch.no_grad():  # the kernel's own gain and shift
+        assert_precise(inner(q, k, v, **settings), *expected)
 
     weight = torch.randn(out.shape)
     (out * weight).sum().backward()
@@ -57,6 +59,21 @@ def test_gain_and_shift_are_per_head_under_every_mask_and_have_gradients(setting
     (formula(*leaves, seen.double(), gain, shift, scale) * weight).sum().backward()
     for ours, theirs in ((inner.gain, gain), (inner.shift, shift), (q, leaves[0]), (k, leaves[1]), (v, leaves[2])):
         torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("phi", ["relu/L", "identity/L", "sigmoid(x-log L)", "relu2/L^2", "softmax"])
+def test_with_and_without_gradients_it_is_the_same_function_also_of_packed_sequences(phi):
+    row_map = phi == "softmax"
+    inner = InnerAttention(phi, H, gain=True, shift=not row_map)
+    for parameter in inner.parameters():
+        nn.init.normal_(parameter, 1.0)
+    q, k, v = (x[:1] for x in inputs())
+    bounds = torch.tensor([0, 3, L])
+    for settings in ({}, {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds}):
+        with_gradients = inner(q, k, v, **settings)
+        assert with_gradients.requires_grad
+        with torch.no_grad():
+            torch.testing.assert_close(inner(q, k, v, **settings), with_gradients.detach(), rtol=1e-5, atol=1e-6)
 
 
 def test_without_learned_parts_it_is_attention_and_has_no_state():

@@ -15,7 +15,7 @@ import nomax
 from nomax import _compat
 from nomax.cli import main
 from nomax.train.distil import command as module
-from nomax.train.distil.command import markdown
+from nomax.train.distil.result import figure, markdown
 
 WORDS = [f"w{number}" for number in range(60)]
 
@@ -84,6 +84,8 @@ def test_the_table_and_the_model(converted, corpus, tmp_path, monkeypatch, capsy
     assert result["command"].startswith(f"nomax finetune {converted} --data {corpus} --out {out} --pairs {corpus}")
     assert "--length 64" in result["command"]
     assert not (out / "checkpoints").exists()
+    drawing = (out / "finetune.svg").read_text()
+    assert f"distilled: {result['stages']['distilled']['cosine at 15']:.3f}" in drawing
     assert f"| {after:.4f} |" in (out / "finetune.md").read_text()
 
     monkeypatch.setattr(module, "distil", None)  # a finished one has nothing left to do
@@ -172,3 +174,6 @@ def test_the_tables_on_the_page_are_those_of_the_results():
         table = markdown(json.loads(file.read_text()))
         assert table.partition("-->\n\n")[2] in page
         assert table == file.with_suffix(".md").read_text()
+        drawn = file.with_suffix(".svg")
+        if drawn.exists():
+            assert drawn.read_bytes() == figure(json.loads(file.read_text()))

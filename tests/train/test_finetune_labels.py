@@ -78,11 +78,20 @@ def test_labels_come_after_distillation(classifier, labelled, tmp_path):
     assert logits.argmax(-1).tolist() == [0, 1]
 
 
-def test_labels_alone_need_no_original(classifier, labelled, tmp_path):
-    calibrated = tmp_path / "calibrated"
-    assert finetune(classifier, labelled, calibrated, "--distil.steps", "0")[0] == 0
-    more = ["--distil.steps", "0", "--labels.steps", "40", "--labels.lr", "0.01"]
-    status, result = finetune(calibrated, labelled, tmp_path / "out", *more)
+def test_a_recovered_encoder_with_a_new_head_learns_labels_without_its_original(classifier, labelled, tmp_path):
+    encoder = nomax.from_pretrained(classifier, class_name="BertModel")
+    for module in encoder.modules():
+        if isinstance(module, nomax.nn.InnerAttention):
+            module.add_gain_and_shift(torch.full((2,), 1.5), torch.full((2,), 0.5))  # as if calibrated
+    encoder.save_pretrained(tmp_path / "encoder")
+    headed = nomax.from_pretrained(
+        tmp_path / "encoder", class_name="BertForSequenceClassification", num_labels=2, id2label=LABELS
+    )
+    headed.save_pretrained(tmp_path / "headed")
+    for path in classifier.glob("tokenizer*"):
+        (tmp_path / "headed" / path.name).write_bytes(path.read_bytes())
+    more = ["--distil.steps", "0", "--labels.steps", "120", "--labels.lr", "0.01"]
+    status, result = finetune(tmp_path / "headed", labelled, tmp_path / "out", *more)
     assert status == 0
     assert {name: list(measured) for name, measured in result["stages"].items()} == {
         "converted": ["accuracy"],

@@ -16,11 +16,16 @@ from nomax.bench import harness, render
 from nomax.bench.harness import Bench, Run, run_bench
 from nomax.bench.results import Case, Goal, Results
 from nomax.conversion import convert, pack, unpack
+from nomax.nn import InnerAttention
 
 OURS, PACKED, PEER = "relu/L", "relu/L, packed", "softmax"
 LARGEST_DIFFERENCE = 1e-4  # of outputs around 1, for softmax through nomax
 WORDS = 1000
-GOALS = (Goal("a ragged batch against the original", "speedup", 1.0, "ragged", PEER),)
+LONG = ("8×256", "8×512")  # shapes at which a converted encoder has to be the faster one
+GOALS = (
+    Goal("a ragged batch against the original", "speedup", 1.0, "ragged", PEER),
+    Goal("a whole batch of long texts against the original", "speedup", 1.0, "whole", PEER, LONG),
+)
 COLUMNS = (
     *("batch", "tokens", "of them padding", "threads", OURS, PACKED, f"{PEER} (SDPA)"),
     *(f"{OURS} vs {PEER}", f"packed vs {PEER}"),
@@ -31,9 +36,9 @@ COLUMNS = (
 class Options(harness.ThreadedOptions):
     """Measure a BERT with random weights, converted to relu/L, against the original on PyTorch's fused attention.
 
-    whole: sequences of one length. ragged: sequences of lengths from an eighth of that to all of it, padded. Before it
-    is timed, the converted model has to compute what the original does, with φ = softmax. Ctrl-C stops it and keeps
-    the measurements so far.
+    The converted one has a gain and a shift for every head, as calibration gives it. whole: sequences of one length.
+    ragged: sequences of lengths from an eighth of that to all of it, padded. Before anything is timed, a converted
+    model has to compute what the original does, with φ = softmax. Ctrl-C stops it and keeps the measurements so far.
 
     Writes convert.json (every sample, machine, versions) and convert.md (a table).
     """
@@ -60,20 +65,20 @@ class Options(harness.ThreadedOptions):
 def _measure(options: Options, run: Run) -> Iterator[RenderableType]:
     run.note_versions("transformers")
     run.expect(6 * len(options.lengths) * len(options.threads))
-    models = {name: make_model(options) for name in (OURS, PEER)}
+    models = {OURS: calibrated(make_model(options)), PEER: make_model(options)}
+    softmax = make_model(options)
+    convert(softmax, "softmax")
     for length in options.lengths:
         for mode in ("whole", "ragged"):
             inputs = make_batch(options.batch, length, ragged=mode == "ragged")
             shape = f"{options.batch}×{length}"
             with run.checking(shape, "float32", mode) as check:
-                convert(models[OURS], "softmax")
                 real = inputs["attention_mask"].bool()
                 original = encode(models[PEER], inputs)[real]
-                off = (encode(models[OURS], inputs)[real] - original).abs().max()
+                off = (encode(softmax, inputs)[real] - original).abs().max()
                 check.bound("output", float(off), LARGEST_DIFFERENCE)
-                packed = (encode_packed(models[OURS], inputs)[real] - original).abs().max()
+                packed = (encode_packed(softmax, inputs)[real] - original).abs().max()
                 check.bound("packed output", float(packed), LARGEST_DIFFERENCE)
-                convert(models[OURS], OURS)
             if not check.right:
                 continue
             for threads in options.threads:
@@ -95,6 +100,17 @@ def make_model(options: Options) -> Any:
         max_position_embeddings=max(512, *options.lengths),
     )  # fmt: skip
     return transformers.BertModel(config, add_pooling_layer=False).eval()
+
+
+def calibrated(model: Any) -> Any:
+    """Convert a model, and give every head a gain and a shift of sizes that calibration gives."""
+    convert(model, OURS)
+    generator = torch.Generator().manual_seed(2)
+    for module in model.modules():
+        if isinstance(module, InnerAttention) and module.num_heads is not None:
+            gain, shift = torch.randn(2, module.num_heads, generator=generator).exp().unbind()
+            module.add_gain_and_shift(gain, shift)
+    return model
 
 
 def make_batch(batch: int, length: int, *, ragged: bool) -> dict[str, Tensor]:
@@ -136,8 +152,8 @@ def report(results: Results) -> list[str]:
     text = (
         f"A BERT of {options['layers']} layers and width {options['width']} with random weights, forwards, on "
         f"{render.measured_on(results, 'transformers')}. {render.best_of(results)} Ragged lengths are spread evenly, "
-        "from an eighth of the longest to all of it. Attention skips keys that are padding; packed: "
-        "nothing is computed for padding, and packing and unpacking are counted."
+        "from an eighth of the longest to all of it. Heads have gains and shifts. Attention skips keys that are "
+        "padding; packed: nothing is computed for padding, and packing and unpacking are counted."
     )
     return [text, render.markdown_table(COLUMNS, _rows(results.cases))]
 

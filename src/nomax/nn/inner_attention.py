@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nomax.nn.layers import LayerNorm
-from nomax.ops.api import attention, varlen_attention
+from nomax.ops.api import attention, attention_by_head, varlen_attention
 from nomax.phi import ROW_MAPS, Phi
 
 
@@ -102,7 +102,13 @@ class InnerAttention(nn.Module):
         cu_seqlens_q, cu_seqlens_k: the bounds of packed sequences, if B is 1, as in nomax.varlen_attention; then
             without attn_mask.
         """
-        query, key, scale = self._scored(query, key, scale)
+        query, key = self._normed(query, key)
+        if self._inside(query):
+            return attention_by_head(
+                query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, phi=self.phi,
+                gain=self.gain, shift=self.shift, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+            )  # fmt: skip
+        query, key, scale = self._shifted(query, key, scale)
         if cu_seqlens_q is None or cu_seqlens_k is None:
             out = attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, phi=self.phi)
             return self._gained(out)
@@ -122,14 +128,27 @@ class InnerAttention(nn.Module):
         enable_gqa: bool = False,
     ) -> Tensor:
         """Return the attention weights [B, H, Lq, Lk], for inspection, by attending to unit vectors."""
-        query, key, scale = self._scored(query, key, scale)
+        query, key, scale = self._shifted(*self._normed(query, key), scale)
         keys = key.shape[2]
         unit = torch.eye(keys, dtype=query.dtype, device=query.device).expand(*key.shape[:2], keys, keys)
         return self._gained(attention(query, key, unit, attn_mask, 0.0, is_causal, scale, enable_gqa, phi=self.phi))
 
-    def _scored(self, query: Tensor, key: Tensor, scale: float | None) -> tuple[Tensor, Tensor, float | None]:
-        if self.query_norm is not None and self.key_norm is not None:
-            query, key = self.query_norm(query), self.key_norm(key)
+    def _normed(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        if self.query_norm is None or self.key_norm is None:
+            return query, key
+        return self.query_norm(query), self.key_norm(key)
+
+    def _inside(self, query: Tensor) -> bool:
+        """Return whether the kernel can apply gain and shift itself: it gives them no gradients."""
+        return (
+            not (self.gain is None and self.shift is None)
+            and not torch.is_grad_enabled()
+            and self.phi.activation not in (*ROW_MAPS, "identity")  # whose short cut has one factor for all heads
+            and query.dim() == 4
+            and not torch.compiler.is_compiling()
+        )
+
+    def _shifted(self, query: Tensor, key: Tensor, scale: float | None) -> tuple[Tensor, Tensor, float | None]:
         return (query, key, scale) if self.shift is None else with_shift(query, key, self.shift, scale)
 
     def _gained(self, out: Tensor) -> Tensor:

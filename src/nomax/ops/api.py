@@ -172,6 +172,37 @@ def varlen_attention(
     return out if rows is None else (out, Rows(*(row[0].transpose(0, 1) for row in rows)))
 
 
+def attention_by_head(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    phi: Phi,
+    gain: Tensor | None,
+    shift: Tensor | None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+) -> Tensor:
+    """Attend with a gain and a shift for each head, [H], inside the kernel: for inference, as they get no gradients.
+
+    query, key, value: [B, H, L, D]; with bounds of packed sequences, B is 1.
+    """
+    settings = {"activation": phi.activation, "scale": scale, "dropout": dropout_p, "rows": False}
+    if cu_seqlens_q is None or cu_seqlens_k is None:
+        problem, _ = canonical(query, key, value, attn_mask, is_causal, enable_gqa, **settings)  # type: ignore[arg-type]
+    else:
+        q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
+        problem = canonical_packed(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, is_causal=is_causal, enable_gqa=enable_gqa, **settings  # type: ignore[arg-type]
+        )  # fmt: skip
+    return backends.run(phi, problem, None, gain, shift)[0]
+
+
 def _jagged(x: Tensor, offsets: Tensor, rank: int) -> Tensor:
     """Turn [all positions, heads, ...] into jagged [batch, heads, positions, ...], without heads for a rank of 3."""
     nested = torch.nested.nested_tensor_from_jagged(x, offsets)

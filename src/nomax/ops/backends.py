@@ -40,8 +40,13 @@ def check(phi: Phi, backend: str | None, return_rows: bool) -> None:
         )
 
 
-def run(phi: Phi, problem: Problem, backend: str | None) -> tuple[Tensor, Rows | None]:
-    """Give the problem φ's factors, and run it on the backend asked for or the best one."""
+def run(
+    phi: Phi, problem: Problem, backend: str | None, gain: Tensor | None = None, shift: Tensor | None = None
+) -> tuple[Tensor, Rows | None]:
+    """Give the problem φ's factors, and run it on the backend asked for or the best one.
+
+    gain, shift: numbers for each head, [H], besides φ's own; without gradients, and not for maps of rows.
+    """
     if not torch.compiler.is_compiling() and torch._C._is_tracing():
         raise RuntimeError(
             f"nomax.attention with phi={str(phi)!r} cannot be traced: torch.jit.trace would keep the sizes of its "
@@ -51,7 +56,7 @@ def run(phi: Phi, problem: Problem, backend: str | None) -> tuple[Tensor, Rows |
         return row_maps.attend(problem)
     if backend is None and not (problem.query.is_cpu or problem.query.is_meta) and choose(None, problem) == "reference":
         _warn_of_matrix(problem)
-    problem = length.scaled(phi, problem)
+    problem = length.per_head(length.scaled(phi, problem), gain, shift)
     if problem.dropout > 0:
         # Drawn from PyTorch's CPU generator whatever the device, so that torch.manual_seed fixes it on every backend.
         problem = replace(problem, seed=torch.randint(2**63 - 1, (), device="cpu"))

@@ -65,6 +65,21 @@ def scaled(phi: Phi, problem: Problem, length: int | Tensor | None = None) -> Pr
     return replace(problem, gain=phi.gain, shift=shift, row_gain=row_gain, row_shift=row_shift)
 
 
+def per_head(problem: Problem, gain: Tensor | None, shift: Tensor | None) -> Problem:
+    """Return a problem that has its factors with one more factor and one more shift for each head, [H] each.
+
+    They are part of the kernels' rows, so they cost nothing; but they get no gradients there.
+    """
+    dtype = wide(problem.query)
+    if gain is not None:
+        factor = problem.gain if problem.row_gain is None else problem.row_gain
+        problem = replace(problem, row_gain=gain.detach().to(dtype).view(1, -1, 1) * factor)
+    if shift is not None:
+        added = problem.shift if problem.row_shift is None else problem.row_shift
+        problem = replace(problem, row_shift=shift.detach().to(dtype).view(1, -1, 1) + added)
+    return problem
+
+
 def constants(phi: Phi, keys: int) -> tuple[float, float]:
     """Return gain · L^-alpha and the shift where every query sees all of `keys` keys."""
     return _factors(phi, _unmasked(phi, keys))

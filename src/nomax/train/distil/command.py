@@ -8,7 +8,6 @@ import random
 import shlex
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -16,11 +15,10 @@ from typing import Annotated, Any, Literal
 
 import torch
 import tyro
-from rich import box
 from torch import Tensor, nn
 
 from nomax import __version__, _compat, _files, models
-from nomax.console import Console, Table
+from nomax.console import Console
 from nomax.conversion import folders
 from nomax.conversion.api import convert
 from nomax.conversion.calibrate import LayerFit, calibrate, inner_attentions
@@ -29,11 +27,10 @@ from nomax.phi import ROW_MAPS, SOFTMAX, Phi
 from nomax.train.console import Bar
 from nomax.train.distil import texts
 from nomax.train.distil.distillation import DistilConfig, Step, distil, sentence_error
+from nomax.train.distil.result import RETRIEVAL, SEARCH, figure, markdown, table
 
-RESULT, TABLE, CHECKPOINTS = "finetune.json", "finetune.md", "checkpoints"
+RESULT, TABLE, FIGURE, CHECKPOINTS = "finetune.json", "finetune.md", "finetune.svg", "checkpoints"
 ORIGINAL, CONVERTED, CALIBRATED, DISTILLED = "original", "converted", "calibrated", "distilled"
-SEARCH = "search"  # how often a few words find the text that they are from
-SHARES = (SEARCH, "retrieval", "accuracy", "agreement")  # measures that are shown in percent
 HISTORY_EVERY = 10  # steps between those that the result keeps
 PROBE = [
     "a text",
@@ -66,7 +63,7 @@ class Options:
     document. A classifier can go on to learn from labels.
 
     The same command goes on where a killed one was. OUT/finetune.json has the table, the settings and every tenth step;
-    OUT/finetune.md the table alone.
+    OUT/finetune.md the table alone, and OUT/finetune.svg a figure of how a sentence encoder learned.
     """
 
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
@@ -85,7 +82,7 @@ class Options:
     """The language to learn from, of the two that the data sets have; English if not given."""
     length: int = 256
     """The longest texts, in tokens."""
-    batch_tokens: int = 2048
+    batch_tokens: int = 512
     """Tokens in a batch of a sentence encoder. It has texts of all lengths, packed; or, where the model does not take
     packed ones, texts of similar lengths, and padding counts."""
     batch_size: int = 64
@@ -251,10 +248,10 @@ class Recipe:
             cosines = (vectors * self._targets[length]).sum(-1)
             measured[f"cosine at {length}"] = float(cosines.mean())
         self.result["tests"] = {str(length): len(pieces) for length, pieces in self.tests.items()}
-        for title, sides, directions in ((SEARCH, self.queries, 1), ("retrieval", self.pairs, 2)):
+        for title, sides in ((SEARCH, self.queries), (RETRIEVAL, self.pairs)):
             if sides is not None:
                 source, target = (texts.embedded(model, side, self.tokenizer, self.options.length) for side in sides)
-                measured[title] = texts.retrieval(source, target, directions)
+                measured[title] = texts.retrieval(source, target, both_ways=title == RETRIEVAL)
                 self.result["tests"][title] = len(source)
         return measured
 
@@ -333,6 +330,8 @@ class Recipe:
         self.result["finished"] = True
         self._write()
         _files.write(self.out / TABLE, markdown(self.result))
+        if (drawn := figure(self.result)) is not None:
+            _files.write(self.out / FIGURE, drawn)
         for folder in sorted(self.out.glob(f"{CHECKPOINTS}*")):
             for path in sorted(folder.glob("step-*")):
                 path.unlink()
@@ -340,33 +339,6 @@ class Recipe:
 
     def _write(self) -> None:
         _files.write_json(self.out / RESULT, self.result)
-
-
-def table(result: Mapping[str, Any]) -> Table:
-    """Return the stages of a result as a table, as the command prints it."""
-    stages = result["stages"]
-    titles = list(next(iter(stages.values())))
-    made = Table(box=box.SIMPLE, show_edge=False, padding=(0, 1, 0, 0))
-    made.add_column("")
-    for title in titles:
-        made.add_column(title, justify="right", no_wrap=True)
-    for name, measured in stages.items():
-        made.add_row(name, *(_shown(title, measured[title]) for title in titles))
-    return made
-
-
-def markdown(result: Mapping[str, Any]) -> str:
-    """Return the same table in Markdown, with the command that wrote it."""
-    stages = result["stages"]
-    titles = list(next(iter(stages.values())))
-    rows = [["", *titles], ["---", *("---:" for _ in titles)]]
-    rows += [[name, *(_shown(title, measured[title]) for title in titles)] for name, measured in stages.items()]
-    lines = [f"<!-- Written by `{result['command']}` -->", "", *("| " + " | ".join(row) + " |" for row in rows)]
-    return "\n".join(lines) + "\n"
-
-
-def _shown(title: str, value: float) -> str:
-    return f"{value:.2%}" if title in SHARES else f"{value:.4f}"
 
 
 def spelled(options: Options) -> str:
@@ -404,7 +376,7 @@ def original_of(folder: Path) -> nn.Module:
     """Load the original of a converted model, from its own folder or from that of the converted one."""
     settings = folders.config_of(folders.found(folder))
     if folders.KEY not in settings:
-        model = folders.loadoriginal_of(folders.found(folder), settings)
+        model = folders.load_original(folders.found(folder), settings)
         convert(model, SOFTMAX)  # so that it takes packed batches, as the student does
     else:
         model = folders.from_pretrained(folder)

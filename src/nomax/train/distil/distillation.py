@@ -268,8 +268,8 @@ def output_error(output: Any, target: Any, batch: Any) -> Tensor:
 
 def sentence_error(output: Any, target: Any, batch: Any) -> Tensor:
     """Compare sentence embeddings: one minus the cosine, where an embedding is the mean of its tokens."""
-    pairs = (embeddings(first_tensor(states), batch) for states in (output, target))
-    return 1 - nn.functional.cosine_similarity(*pairs, dim=-1).mean()
+    given, wanted = (embeddings(first_tensor(states), batch) for states in (output, target))
+    return 1 - nn.functional.cosine_similarity(given, wanted, dim=-1).mean()
 
 
 def embeddings(states: Tensor, batch: Any) -> Tensor:

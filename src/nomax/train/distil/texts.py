@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -237,9 +237,9 @@ def queries(documents: Sequence[Segments], count: int, tokenizer: Any) -> tuple[
     return [Piece(each, tokens) for each, tokens in zip(asked, _counts(asked, tokenizer), strict=True)], chosen
 
 
-def retrieval(source: Tensor, target: Tensor, directions: Literal[1, 2] = 2) -> float:
-    """Return how often the nearest of all targets is a source's own; with two directions, the mean of both ways."""
+def retrieval(source: Tensor, target: Tensor, *, both_ways: bool) -> float:
+    """Return how often the nearest of all targets is a source's own; both ways: and the other way round, on average."""
     own = torch.arange(len(source))
     scores = source @ target.T
-    hits = [(scores.argmax(dim) == own).float().mean() for dim in (1, 0)[:directions]]
+    hits = [(scores.argmax(dim) == own).float().mean() for dim in ((1, 0) if both_ways else (1,))]
     return float(torch.stack(hits).mean())
