@@ -334,13 +334,13 @@ def runs(result: dict[str, Any]) -> list[tuple[str, int, dict[str, Any]]]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Return all accuracies as a table in Markdown."""
-    titles = [*TABLES, "mean"]
+    """Return all accuracies, and the divergence on made-up tables, as a table in Markdown."""
+    titles = [*TABLES, "mean", "divergence"]
     lines = ["| φ | layers | | " + " | ".join(title.replace("_", " ") for title in titles) + " |"]
     lines.append("| --- | ---: | --- |" + " ---: |" * len(titles))
 
     def add(phi: str, layers: int, stage: str, measured: dict[str, float]) -> None:
-        cells = " | ".join(f"{measured[title]:.1%}" for title in titles)
+        cells = " | ".join(f"{measured[title]:{'.3f' if title == 'divergence' else '.1%'}}" for title in titles)
         lines.append(f"| {phi} | {layers} | {stage} | {cells} |")
 
     add("softmax", 0, "original", result["original"]["measured"])
