@@ -174,6 +174,6 @@ def test_the_tables_on_the_page_are_those_of_the_results():
         table = markdown(json.loads(file.read_text()))
         assert table.partition("-->\n\n")[2] in page
         assert table == file.with_suffix(".md").read_text()
-        drawn = file.with_suffix(".svg")
-        if drawn.exists():
-            assert drawn.read_bytes() == figure(json.loads(file.read_text()))
+    result = result_of(root / "results" / "convert" / "minilm")
+    for drawn in ("results/convert/minilm/finetune.svg", "docs/images/recover.svg"):
+        assert (root / drawn).read_bytes() == figure(result)
