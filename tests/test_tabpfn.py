@@ -81,9 +81,13 @@ def test_results_are_kept_and_not_computed_again(small, tmp_path, monkeypatch, c
     monkeypatch.setattr(tool, "load", lambda: small)
     monkeypatch.setattr(tool, "TABLES", {"iris": (30, 20)})
     options = tool.Options(out=tmp_path, phi=("relu/L",), layers=(1, 2), steps=2, rows=96, validation=1)
-    study = tool.Study(options, tool.Console())
-    study.run()
+    tool.Study(tool.replace(options, only_calibrate=True), tool.Console()).run()
+    before = json.loads((tmp_path / "tabpfn.json").read_text())
+    assert [list(run["stages"]) for run in before["runs"].values()] == [["calibrated"]] * 2
+    tool.Study(options, tool.Console()).run()
     result = json.loads((tmp_path / "tabpfn.json").read_text())
+    for name, run in result["runs"].items():
+        assert run["stages"]["calibrated"] == before["runs"][name]["stages"]["calibrated"]
     assert list(result["runs"]) == ["relu/L, 1", "relu/L, 2"]
     assert set(result["harm"]) == {"0", "1"}
     assert result["runs"]["relu/L, 2"]["layers"] == [0, 1]

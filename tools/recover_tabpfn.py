@@ -55,6 +55,8 @@ class Options:
     """The φ to convert to. relu(x-4) is a threshold: each key counts by itself, however many there are."""
     layers: tuple[int, ...] = (1, 3, 6, 12)
     """How many layers to convert."""
+    only_calibrate: bool = False
+    """Leave the distillation, which takes most of the time, to another call."""
     steps: int = 24
     """Steps of distillation."""
     lr: float = 1e-4
@@ -209,7 +211,7 @@ class Study:
     def __init__(self, options: Options, console: Console) -> None:
         self.options, self.console = options, console
         self.path = options.out / "tabpfn.json"
-        which = ("out", "threads", "phi", "layers")  # where, how and which, but not what
+        which = ("out", "threads", "phi", "layers", "only_calibrate")  # where, how and which, but not what
         self.settings = {name: value for name, value in asdict(options).items() if name not in which}
         options.out.mkdir(parents=True, exist_ok=True)
         self.lock = FileLock(options.out / ".lock")
@@ -246,12 +248,17 @@ class Study:
         if "measured" not in self.known().get("original", {}):
             self.keep("original", "measured", self.measured(self.original))
         order = self.layers_by_harm()
-        for phi in self.options.phi:
-            for number in self.options.layers:
+        wanted = [(phi, number) for phi in self.options.phi for number in self.options.layers]
+        for stage in (self.calibrated, self.distilled)[: 1 if self.options.only_calibrate else 2]:
+            for phi, number in wanted:
                 name = f"{phi}, {number}"
-                if name not in self.known()["runs"]:
-                    self.console.print(f"{phi}, {number} of {LAYERS} layers")
-                    self.keep("runs", name, self.recovered(phi, order[:number]))
+                run = self.known()["runs"].get(name, {"layers": sorted(order[:number]), "stages": {}})
+                if stage.__name__ not in run["stages"]:
+                    self.console.print(f"{phi}, {number} of {LAYERS} layers, {stage.__name__}")
+                    begun = time.monotonic()
+                    stage(run, self.converted(phi, run["layers"]))
+                    run["seconds"] = round(run.get("seconds", 0) + time.monotonic() - begun, 1)
+                    self.keep("runs", name, run)
 
     def layers_by_harm(self) -> list[int]:
         """Order the layers by the divergence that each brings when it is the only one with φ, calibrated."""
@@ -263,12 +270,18 @@ class Study:
         harm = self.known()["harm"]
         return sorted(range(LAYERS), key=lambda layer: harm[str(layer)])
 
-    def recovered(self, phi: str, layers: Sequence[int]) -> dict[str, Any]:
-        """Convert some layers, calibrate and distil, and return what was measured after each of these."""
-        begun = time.monotonic()
-        model = self.converted(phi, layers)
+    def calibrated(self, run: dict[str, Any], model: TabPFN) -> None:
+        """Calibrate a converted model, and measure it."""
         fits = nomax.calibrate(model, self.calibration, call=called)
-        stages = {"calibrated": self.measured(model)}
+        numbers = {fit.name: {part: getattr(fit, part).tolist() for part in ("gain", "shift", "error")} for fit in fits}
+        run["calibration"] = numbers
+        run["stages"]["calibrated"] = self.measured(model)
+
+    def distilled(self, run: dict[str, Any], model: TabPFN) -> None:
+        """Distil a converted model, from its calibration on, and measure it."""
+        for name, fit in run["calibration"].items():
+            layer: Any = model.get_submodule(name)
+            layer.add_gain_and_shift(torch.tensor(fit["gain"]), torch.tensor(fit["shift"]))
         config = DistilConfig(steps=self.options.steps, lr=self.options.lr, warmup=10)
         with Bar("distilling", config.steps, "rows", self.console) as bar:
             history = nomax.distil(
@@ -280,15 +293,9 @@ class Study:
                 call=called,
                 report=lambda step: bar.update(step.step, {"loss": step.loss, "rows": step.positions}),
             )
-        stages["distilled"] = self.measured(model)
-        return {
-            "layers": sorted(layers),
-            "stages": stages,
-            "calibration error": [[round(float(x), 4) for x in fit.error] for fit in fits],
-            "losses": [round(step.output, 5) for step in history],
-            "rows": history[-1].positions,
-            "seconds": round(time.monotonic() - begun, 1),
-        }
+        run["losses"] = [round(step.output, 5) for step in history]
+        run["rows"] = history[-1].positions
+        run["stages"]["distilled"] = self.measured(model)
 
     def converted(self, phi: str, layers: Sequence[int]) -> TabPFN:
         model = copy.deepcopy(self.original).requires_grad_(True)
@@ -327,13 +334,13 @@ def runs(result: dict[str, Any]) -> list[tuple[str, int, dict[str, Any]]]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """Return all accuracies as a table in Markdown."""
-    titles = [*TABLES, "mean"]
+    """Return all accuracies, and the divergence on made-up tables, as a table in Markdown."""
+    titles = [*TABLES, "mean", "divergence"]
     lines = ["| φ | layers | | " + " | ".join(title.replace("_", " ") for title in titles) + " |"]
     lines.append("| --- | ---: | --- |" + " ---: |" * len(titles))
 
     def add(phi: str, layers: int, stage: str, measured: dict[str, float]) -> None:
-        cells = " | ".join(f"{measured[title]:.1%}" for title in titles)
+        cells = " | ".join(f"{measured[title]:{'.3f' if title == 'divergence' else '.1%'}}" for title in titles)
         lines.append(f"| {phi} | {layers} | {stage} | {cells} |")
 
     add("softmax", 0, "original", result["original"]["measured"])
@@ -351,8 +358,8 @@ def figure(result: dict[str, Any]) -> bytes:
     start = (0, 100 * result["original"]["measured"]["mean"])
     lines: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for phi, number, run in runs(result):
-        for stage in ("calibrated", "distilled"):
-            lines.setdefault((phi, stage), [start]).append((number, 100 * run["stages"][stage]["mean"]))
+        for stage, measured in run["stages"].items():
+            lines.setdefault((phi, stage), [start]).append((number, 100 * measured["mean"]))
     markers = dict(zip(dict.fromkeys(phi for phi, _ in lines), _figures.MARKERS, strict=False))
     with matplotlib.rc_context(_figures.STYLE):
         drawing = Figure(figsize=(6.4, 4), layout="constrained")

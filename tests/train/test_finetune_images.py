@@ -135,7 +135,7 @@ def test_a_phi_that_the_layers_cannot_take_is_refused(places, tmp_path, capsys):
 
 
 def test_the_tables_of_image_models_on_the_page_are_those_of_the_results():
-    from nomax.train.distil.command import markdown
+    from nomax.train.distil.result import markdown
 
     root = Path(__file__).parents[2]
     page = (root / "docs" / "recover-vit.md").read_text()
