@@ -54,7 +54,7 @@ def test_every_command_explains_its_options(command: str, capsys: pytest.Capture
     assert f"usage: nomax {command}" in out
     # What takes long can be tried in seconds.
     assert ("--smoke" in out) == (
-        not command.startswith(("data", "study ", "report", "translate", "predict", "generate", "convert"))
+        not command.startswith(("data", "study ", "report", "translate", "predict", "generate", "convert", "estimate"))
     )
 
 

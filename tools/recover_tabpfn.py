@@ -374,7 +374,7 @@ def figure(result: dict[str, Any]) -> bytes:
             )
         axes.set_xlabel(f"converted layers, of {LAYERS}")
         axes.set_ylabel("accuracy in %, mean of four tables")
-        axes.legend(fontsize=7.5)
+        axes.legend(fontsize=7.5, frameon=False)
         story = [f"{phi}, {stage}: " + ", ".join(f"{n}: {y:.1f} %" for n, y in p) for (phi, stage), p in lines.items()]
         return _figures.rendered(drawing, ".svg", "TabPFN by converted layers", "; ".join(story))
 

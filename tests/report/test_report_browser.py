@@ -169,7 +169,7 @@ def test_the_first_screen_says_what_was_found_with_one_figure(dark: bool, real: 
         assert 0 < browser.evaluate(box.format(part)) < 800
     shown = "Array.from(document.images).filter((image) => image.checkVisibility()).length"
     assert browser.evaluate(shown) == 1
-    assert browser.evaluate("document.querySelector('.found').textContent").startswith("Of ")
+    assert browser.evaluate("document.querySelector('.found').textContent").startswith("relu/L ")
     assert browser.evaluate("document.documentElement.scrollHeight") < 3 * 800  # all else is folded away
 
 

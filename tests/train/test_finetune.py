@@ -101,10 +101,8 @@ def test_killed_with_signal_9_it_goes_on_to_the_very_same_weights(converted, cor
 
     words = arguments(converted, corpus, killed, *more)
     process = subprocess.Popen([sys.executable, "-m", "nomax.cli", *words], stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 300
     while not list(killed.glob("checkpoints/step-*.pt")):
         assert process.poll() is None, "it ended before it could be killed"
-        assert time.monotonic() < deadline
         time.sleep(0.005)
     process.kill()
     assert process.wait() == -signal.SIGKILL
