@@ -140,6 +140,7 @@ def test_wrong_options_say_what_to_do(converted, corpus, tmp_path, capsys):
     assert "name another folder" in complaint(converted, corpus, converted)
     assert "is neither a file or folder" in complaint(converted, tmp_path / "nowhere", tmp_path / "a")
     assert "has en and es" in complaint(converted, corpus, tmp_path / "b", "--language", "fr")
+    assert "--short-texts 1.5 must be a share" in complaint(converted, corpus, tmp_path / "b", "--short-texts", "1.5")
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "mine.txt").write_text("precious")
     assert "holds something else already" in complaint(converted, corpus, tmp_path / "c")

@@ -70,8 +70,8 @@ class Options:
     """The converted model."""
     data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME…")]
     """What to learn from. Sentence encoders: names (`nomax data list`), folders with train and test files, or JSONL
-    files. Text classifiers: a folder with train.csv and test.csv, whose columns are text and label. Images: one name,
-    folder or set of shards, as in `nomax train vit`."""
+    files; bible-kjv-en:kjv takes kjv, not English, of its two languages. Text classifiers: a folder with train.csv and
+    test.csv, whose columns are text and label. Images: one name, folder or set of shards, as in `nomax train vit`."""
     out: Path | None = None
     """Where the model goes, with finetune.json; FOLDER-finetuned if not given."""
     teacher: Path | None = None
@@ -85,6 +85,9 @@ class Options:
     batch_tokens: int = 512
     """Tokens in a batch of a sentence encoder. It has texts of all lengths, packed; or, where the model does not take
     packed ones, texts of similar lengths, and padding counts."""
+    short_texts: float = 0.0
+    """The share of a sentence encoder's texts that are a few words cut out of a sentence: without them, few texts are
+    short."""
     batch_size: int = 64
     """Images, or texts with labels, in a batch."""
     held_out: float = 0.0
@@ -173,6 +176,8 @@ class Recipe:
                 'nomax.from_pretrained(FOLDER, class_name="BertForSequenceClassification", num_labels=…), to be saved '
                 "by its save_pretrained."
             )
+        if not 0 <= options.short_texts <= 1:
+            raise ValueError(f"--short-texts {options.short_texts} must be a share of the texts, from 0 to 1.")
         self.student: nn.Module = folders.from_pretrained(options.folder)
         self.teacher: nn.Module | None = original_of(options.teacher or options.folder)
         self.tokenizer: Any = tokenizers.AutoTokenizer.from_pretrained(options.folder)
@@ -300,6 +305,7 @@ class Recipe:
             tokens=self.options.batch_tokens,
             longest=self.options.length,
             seed=self.options.seed,
+            short=self.options.short_texts,
             packing=texts.packing_of(self.student, texts.encoded(PROBE, self.tokenizer, self.options.length)),
         )
         steps = self.options.distil.steps

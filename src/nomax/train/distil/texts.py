@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ LENGTHS = (15, 55, 135)  # tokens of the pieces that embeddings are compared on
 WITHIN = 0.15  # by how much a piece may be shorter or longer than that
 WINDOW = 2048  # pieces that are sorted by length to share batches
 MEASURED_TOKENS = 8192  # in a batch without gradients
+FEW = (4, 16)  # the fewest and the most words of a piece that is cut out of a segment
 QUERY, SEARCHED = 4, 24  # words of a query, and the fewest tokens of a text that it has to find
 CALIBRATED_TOKENS = 1024  # in a batch to calibrate on; few, so that texts of similar lengths share it without padding
 
@@ -34,18 +36,29 @@ Packing = Callable[[dict[str, Tensor]], dict[str, Any]]  # from a padded batch t
 
 
 def documents(names: Sequence[str], split: str, language: str | None, tokenizer: Any) -> list[Segments]:
-    """Read a split of data sets, one side of their pairs: `language`, or English, or the source."""
+    """Read a split of data sets, one side of their pairs: `language`, or English, or the source.
+
+    A name such as "bible-kjv-en:kjv" asks for a side of its own.
+    """
     result: list[Segments] = []
-    for name in names:
+    for given in names:
+        name, own = _side(given)
         corpus = text.load(name, split)
-        wanted = language or ("en" if "en" in corpus.languages else corpus.languages[0])
+        wanted = own or language or ("en" if "en" in corpus.languages else corpus.languages[0])
         if wanted not in corpus.languages:
-            raise ValueError(f"--language {wanted}: {name} has {' and '.join(corpus.languages)}.")
+            option = f"--data {given}" if own else f"--language {wanted}"
+            raise ValueError(f"{option}: {name} has {' and '.join(corpus.languages)}.")
         side = corpus.languages.index(wanted)
         for document in corpus.documents:
             texts = [pair[side] for pair in document.pairs]
             result.append([Piece(each, count) for each, count in zip(texts, _counts(texts, tokenizer), strict=True)])
     return result
+
+
+def _side(name: str) -> tuple[str, str]:
+    """Split the language off a name, if it has one that is no part of a path."""
+    before, _, after = name.rpartition(":")
+    return (before, after) if before and "/" not in after and not Path(name).exists() else (name, "")
 
 
 def _counts(texts: list[str], tokenizer: Any) -> list[int]:
@@ -61,17 +74,31 @@ def joined(segments: Segments, most: int, start: int) -> tuple[Piece, int]:
     return Piece(" ".join(piece.text for piece in segments[start:end]), tokens), end
 
 
-def cut(documents: Iterable[Segments], longest: int, generator: random.Random) -> list[Piece]:
-    """Cut documents into pieces of many lengths: single segments, and several in a row up to the longest."""
+def cut(documents: Iterable[Segments], longest: int, generator: random.Random, short: float = 0.0) -> list[Piece]:
+    """Cut documents into pieces of many lengths: single segments, and several in a row up to the longest.
+
+    short: the share of pieces that are a few words in a row out of one segment.
+    """
     lengths = (1, 1, longest // 6, longest // 3, 2 * longest // 3, longest)
     pieces = []
     for segments in documents:
         start = 0
         while start < len(segments):
-            piece, start = joined(segments, generator.choice(lengths), start)
+            if short and generator.random() < short:
+                piece, start = _few_words(segments[start], generator), start + 1
+            else:
+                piece, start = joined(segments, generator.choice(lengths), start)
             if piece.tokens > 2:
                 pieces.append(piece)
     return pieces
+
+
+def _few_words(segment: Piece, generator: random.Random) -> Piece:
+    """Cut a few words in a row out of a segment; its number of tokens is in proportion."""
+    words = segment.text.split()
+    count = min(generator.randint(*FEW), len(words))
+    start = generator.randint(0, len(words) - count)
+    return Piece(" ".join(words[start : start + count]), round(segment.tokens * count / max(len(words), 1)))
 
 
 def grouped(pieces: Sequence[Piece], tokens: int, longest: int) -> Iterator[list[Piece]]:
@@ -96,6 +123,7 @@ def batches(
     tokens: int,
     longest: int,
     seed: int,
+    short: float = 0.0,
     packing: Packing | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield batches without end, the same for the same seed; each epoch cuts the documents elsewhere.
@@ -106,7 +134,7 @@ def batches(
     epoch = 0
     while True:
         generator = random.Random(f"{seed} {epoch}")
-        pieces = cut(documents, longest, generator)
+        pieces = cut(documents, longest, generator, short)
         if not pieces:
             raise ValueError("the documents hold no text to learn from.")
         generator.shuffle(pieces)
