@@ -213,7 +213,7 @@ def compare(check: Check, model: ReLUFormer, caches: Caches) -> None:
     reference = copy.deepcopy(model)
     for module in reference.modules():
         if isinstance(module, Attention) and model.config.phi == SOFTMAX:
-            module._attend = _softmax_formula  # type: ignore[method-assign,assignment]
+            module._attend = _softmax_formula  # type: ignore[method-assign]
         elif isinstance(module, Attention):
             module.backend = "reference"
     exact = copy.deepcopy(caches)
