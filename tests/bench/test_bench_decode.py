@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from nomax.bench import decode, harness
-from nomax.bench.decode import DYNAMIC, GENERATE, PEAK, PHI, SOFTMAX, STATIC
+from nomax.bench.decode import BOTH, DYNAMIC, GENERATE, PEAK, PHI, SOFTMAX, STATIC
 from nomax.bench.results import Case, Check, Results
 from nomax.models.reluformer import Caches
-from nomax.nn import Attention
+from nomax.nn import Attention, Memory
 
 
 def quick(output: Path | None = None, **changes: Any) -> decode.Options:
@@ -24,6 +24,10 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def models(dtype: str = "float32") -> dict[str, Any]:
     return decode.make_models(quick().load(), dtype)
+
+
+def some_text(length: int) -> torch.Tensor:
+    return torch.randint(3, 50, (1, length), generator=torch.Generator().manual_seed(1))
 
 
 @torch.inference_mode()
@@ -41,12 +45,18 @@ def test_a_smoke_run_measures_every_participant_and_writes_its_results(tmp_path:
     want = [(f"context of {n}", dtype) for dtype in ("float32", "bfloat16") for n in (16, 48)]
     assert [(case["shape"], case["dtype"]) for case in raw["cases"]] == want
     assert all(set(case["samples"]) == {PHI, SOFTMAX, GENERATE, PEAK} for case in raw["cases"])
-    assert [check["right"] for check in raw["checks"]] == [True] * 4
+    wanted = [(*place, name) for place in want for name in (PHI, SOFTMAX)]
+    assert [(check["shape"], check["dtype"], check["name"]) for check in raw["checks"] if check["right"]] == wanted
     assert all(0 < share < 1 for shares in raw["facts"]["zeros"].values() for share in shares.values())
     assert set(raw["facts"]["generate's cache"].values()) <= {STATIC, DYNAMIC}
     assert [entry["failure"] for entry in raw["memory"]] == [None] * 8
     assert {goal["verdict"] for goal in raw["goals"]} == {"not measured"}  # toys say nothing about goals
-    assert "smoke run" in (tmp_path / "decode.md").read_text()
+    text = (tmp_path / "decode.md").read_text()
+    assert "smoke run" in text
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| context of")]
+    assert [(row[0].removeprefix("| "), row[1]) for row in rows] == want
+    assert not any("–" in row for row in rows)
+    assert [line.split(" | ")[1] for line in text.splitlines() if line.startswith("| 16 ")] == [PHI, SOFTMAX, *BOTH]
     assert "<desc>" in (tmp_path / "decode.svg").read_text()
 
 
@@ -77,6 +87,30 @@ def test_softmax_on_sdpa_gives_the_logits_of_its_formula_with_the_same_weights_a
     assert check.right, check
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("name", [PHI, SOFTMAX])
+def test_decoding_gives_the_logits_of_whole_texts_without_a_cache(name: str) -> None:
+    model = models()[name]
+    text, caches = some_text(11), model.caches()
+    model.decode(text, caches=caches)
+    got = decode.decode(model, caches, 3)
+    text = torch.cat([text, torch.tensor([[model.config.begin]])], 1)
+    for _ in range(3):
+        want = model(text)[:, -1]
+        text = torch.cat([text, want.argmax(1, keepdim=True)], 1)
+    torch.testing.assert_close(got, want)
+
+
+@torch.inference_mode()
+def test_the_check_of_a_long_context_has_all_of_it_in_float64() -> None:
+    cache = decode.filled(models()[PHI], 16, 1).own[0]
+    twice = decode.DoubleCache(cache)
+    key, value = torch.randn(2, *cache.entries()[0][:, :, :1].shape, dtype=torch.float64)
+    for got, old, new in zip(twice.append(key, value), cache.entries(), (key, value), strict=True):
+        assert torch.equal(got, torch.cat([old.double(), new], 2))
+    assert (twice.length, cache.length) == (17, 16)
+
+
 @pytest.mark.parametrize("name", [PHI, SOFTMAX])
 def test_our_models_attend_to_the_loaded_context_and_leave_it_as_it_was(name: str) -> None:
     model = models()[name]
@@ -102,6 +136,42 @@ def test_generate_computes_only_new_tokens_and_attends_to_the_loaded_context(kin
     torch.testing.assert_close(generation(), before)
     changed(caches)
     assert not torch.allclose(decode.Generation(peer, caches, 2, kind)(), before)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", [STATIC, DYNAMIC])
+def test_generate_gives_the_logits_of_a_whole_text_without_a_cache(kind: str) -> None:
+    pytest.importorskip("transformers")
+    ours = models()[PHI]
+    peer, caches, text = decode.llama(ours.config, "float32"), ours.caches(), some_text(11)
+    context = peer(text, use_cache=True).past_key_values
+    for cache, layer in zip(caches.own, context.layers, strict=True):
+        cache.append(layer.keys, layer.values)
+    caches.position = 11
+    got = decode.Generation(peer, caches, 2, kind)()
+    text = torch.cat([text, torch.tensor([[ours.config.begin]])], 1)
+    first = peer(text).logits[:, -1]
+    first[:, ours.config.end] = -torch.inf  # which min_new_tokens forbids
+    want = peer(torch.cat([text, first.argmax(1, keepdim=True)], 1)).logits[:, -1]
+    torch.testing.assert_close(got, want)
+
+
+@torch.inference_mode()
+def test_zeros_are_those_of_the_weights_that_the_layers_tell_of_the_whole_text() -> None:
+    model = models()[PHI]
+    text, caches = some_text(11), model.caches()
+    model.decode(text, caches=caches)
+    counted = decode.zeros(model, caches)
+    inputs: dict[type, list[Any]] = {Attention: [], Memory: []}
+    for module in model.modules():
+        if type(module) in inputs:
+            module.register_forward_pre_hook(lambda module, given: inputs[type(module)].append((module, given[0])))
+    model(torch.cat([text, torch.tensor([[model.config.begin]])], 1))
+    rows = [module.weights(x, is_causal=True)[:, :, -1] for module, x in inputs[Attention]]
+    slots = [(x[:, -1] @ module.keys.T).clamp(min=0) for module, x in inputs[Memory]]
+    want = {"attention": torch.stack(rows), "memories": torch.stack(slots)}
+    assert counted == pytest.approx({name: float((weights == 0).double().mean()) for name, weights in want.items()})
+    assert all(0 < share < 1 for share in counted.values())
 
 
 @torch.inference_mode()

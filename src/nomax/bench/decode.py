@@ -3,11 +3,11 @@
 import copy
 import dataclasses
 import json
+import timeit
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any, Literal, Self
 
 import torch
@@ -30,8 +30,8 @@ from nomax.phi import ACTIVATIONS, Phi
 DECODING = "decoding"
 SOFTMAX, GENERATE, PEAK = "softmax", "generate", "peak"
 STATIC, DYNAMIC = "static", "dynamic"
+BOTH = (f"{GENERATE}, {STATIC} cache", f"{GENERATE}, {DYNAMIC} cache")
 PHI = "relu/L"
-MOST_CHECKED = 4096  # positions of the context in the check, whose float64 copy would be large
 READ = 2**28  # float32 numbers, more than any cache of a CPU holds, whose sum measures how fast memory is read
 TITLE = "Decoding: speed relative to softmax and to Hugging Face's generate"
 COLUMNS = ("tokens/s", f"vs {SOFTMAX}", f"vs {GENERATE}", "bandwidth", f"of {SOFTMAX}", "zeros", "in memories")
@@ -118,46 +118,53 @@ class Options(harness.ThreadedOptions):
 
 def _measure(options: Options, run: Run) -> Iterator[RenderableType]:
     run.note_versions("transformers")
-    run.expect(len(options.dtypes) * (2 + len(options.contexts) * (2 + len(options.threads))))
     ours = options.load()
+    phi = ours.config.phi
+    run.expect(len(options.dtypes) * len(options.contexts) * (4 + len(options.threads)))
     run.results.facts |= {"config": dataclasses.asdict(ours.config), "zeros": {}, "generate's cache": {}}
     for dtype in options.dtypes:
         models = make_models(ours, dtype)
-        checked, right = min(*options.contexts, MOST_CHECKED), True
-        for phi, model in models.items():
-            with run.checking(shape(checked), dtype, phi) as check:
-                compare(check, model, filled(model, checked, 1, writes=options.model is not None))
-            right = right and check.right
-        for context in options.contexts if right else ():
-            _measure_context(options, run, models, dtype, context)
+        for context in options.contexts:
+            right = _measure_speed(options, run, models, dtype, context)
+            # Only now, when the caches of the races are gone: beside them, a second set might not fit.
+            with run.step(f"{shape(context)}, {dtype}: memory"):
+                measured = right and dtype == options.dtypes[0] and not (options.smoke and run.results.memory)
+                for name in (phi, SOFTMAX, *BOTH) if measured else ():
+                    run.results.memory += memory_of(name, ours.config, dtype, context, options.tokens)
         yield _table(dtype, run.results)
 
 
-def _measure_context(options: Options, run: Run, models: dict[str, ReLUFormer], dtype: str, context: int) -> None:
+def _measure_speed(options: Options, run: Run, models: dict[str, ReLUFormer], dtype: str, context: int) -> bool:
+    """Check, then time, and return whether all results were right."""
     phi, place = next(iter(models)), f"{shape(context)}, {dtype}"
     torch.set_num_threads(options.threads[0])
     with run.step(f"{place}: filling the caches"):
         caches = filled(models[phi], context, options.tokens, writes=options.model is not None)
         run.results.facts["zeros"][place] = zeros(models[phi], caches)
-        calls: dict[str, Callable[[], Any]] = {
-            name: partial(decode, model, caches, options.tokens) for name, model in models.items()
-        }
-        failures = Case(shape(context), dtype, DECODING, 1, ours=(phi,))
-        with failures.attempting(GENERATE):
-            kind, calls[GENERATE] = faster_generation(llama(models[phi].config, dtype), caches, options.tokens)
-            run.results.facts["generate's cache"][place] = kind
+    checks = []
+    for name, model in models.items():
+        with run.checking(shape(context), dtype, name) as check:
+            compare(check, model, caches)
+        checks.append(check)
+    if not all(check.right for check in checks):
+        return False
+    calls: dict[str, Callable[[], Any]] = {
+        name: partial(decode, model, caches, options.tokens) for name, model in models.items()
+    }
+    failures = Case(shape(context), dtype, DECODING, 1, ours=(phi,))
+    torch.set_num_threads(options.threads[0])
+    with failures.attempting(GENERATE):
+        kind, calls[GENERATE] = faster_generation(llama(models[phi].config, dtype), caches, options.tokens)
+        run.results.facts["generate's cache"][place] = kind
     numbers = torch.ones(2**16 if options.smoke else READ)
     weights = sum(weight.nbytes for weight in models[phi].parameters())
     for threads in options.threads:
         case = Case(shape(context), dtype, DECODING, threads, ours=(phi,), items=options.tokens)
         case.unavailable |= failures.unavailable
+        # Memory is the limit here, not arithmetic: bytes take the place of operations.
         case.flop, case.peak_flop = float(options.tokens * (weights + cache_bytes(caches))), float(numbers.nbytes)
         run.race(case, {**calls, PEAK: numbers.sum})
-    with run.step(f"{place}: memory"):
-        kinds = [*models, *(f"{GENERATE}, {kind} cache" for kind in (STATIC, DYNAMIC))]
-        measured = dtype == options.dtypes[0] and not (options.smoke and run.results.memory)
-        for name in kinds if measured else ():
-            run.results.memory += memory_of(name, models[phi].config, dtype, context, options.tokens)
+    return True
 
 
 def make_models(ours: ReLUFormer, dtype: str) -> dict[str, ReLUFormer]:
@@ -208,6 +215,19 @@ def decode(model: ReLUFormer, caches: Caches, tokens: int) -> Tensor:
     return logits
 
 
+class DoubleCache(KeyValueCache):
+    """A cache in float64, converted where a layer needs it: all layers at once would take gibibytes."""
+
+    def __init__(self, cache: KeyValueCache) -> None:
+        super().__init__()
+        self._cache, self.length = cache, cache.length
+
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        self.length += key.shape[2]
+        keys, values = self._cache.entries()
+        return torch.cat([keys.double(), key], 2), torch.cat([values.double(), value], 2)
+
+
 def compare(check: Check, model: ReLUFormer, caches: Caches) -> None:
     """Compare the logits after a context with float64 and with plain PyTorch, where softmax is a formula, too."""
     reference = copy.deepcopy(model)
@@ -216,10 +236,8 @@ def compare(check: Check, model: ReLUFormer, caches: Caches) -> None:
             module._attend = _softmax_formula  # type: ignore[method-assign]
         elif isinstance(module, Attention):
             module.backend = "reference"
-    exact = copy.deepcopy(caches)
-    for cache, other in zip(exact.own, caches.own, strict=True):
-        cache._room, cache.length = None, 0
-        cache.append(*(entry.double() for entry in other.entries()))
+    exact = reference.caches()
+    exact.own, exact.position = [DoubleCache(cache) for cache in caches.own], caches.position
     logits = [decode(model, caches, 1), decode(reference, caches, 1), decode(reference.double(), exact, 1)]
     check.compare(*({"logits": each.double()} for each in logits), roundings=4)
 
@@ -318,10 +336,8 @@ def faster_generation(model: Any, caches: Caches, tokens: int) -> tuple[str, Gen
     best: tuple[float, str, Generation] | None = None
     for kind in (STATIC, DYNAMIC):
         generation = Generation(model, caches, tokens, kind)
-        generation()
-        start = perf_counter()
-        generation()
-        seconds = perf_counter() - start
+        generation()  # the first call warms up
+        seconds = min(timeit.repeat(generation, number=1, repeat=2))
         if best is None or seconds < best[0]:
             best = seconds, kind, generation
         del generation
