@@ -53,6 +53,7 @@ COMMANDS = {
     "bench data": ("nomax.bench.data", "measure the input pipeline against torchvision's"),
     "bench shards": ("nomax.bench.shards", "measure shards of a million images: opening them, random access"),
     "bench translate": ("nomax.bench.translate", "measure ReLUFormer against softmax, entmax and Marian"),
+    "bench decode": ("nomax.bench.decode", "measure decoding with a long context against softmax and Llama"),
     "bench memory": ("nomax.bench.memory", "measure memories of many slots against plain PyTorch"),
     "bench convert": ("nomax.bench.convert", "measure a converted text encoder against the original"),
     "bench probe": ("nomax.bench.probe", "measure the few-shot probe against scikit-learn's ridge classifier"),

@@ -111,9 +111,9 @@ class Case:
         seconds = self.best(name)
         return self.items / seconds if seconds and self.items else None
 
-    def peak_share(self) -> float | None:
-        """Return our speed as a share of the core's measured peak."""
-        seconds, peak = self.best(self.ours[0]), self.best("peak")
+    def peak_share(self, name: str | None = None) -> float | None:
+        """Return a participant's speed as a share of the measured peak; ours, if none is named."""
+        seconds, peak = self.best(self.ours[0] if name is None else name), self.best("peak")
         return (self.flop / seconds) / (self.peak_flop / peak) if seconds and peak and self.peak_flop else None
 
     @contextmanager
