@@ -1,5 +1,7 @@
 """Linear layers in half precision: PyTorch's dtypes, at least its accuracy, whatever the CPU."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -64,3 +66,22 @@ def test_its_weights_are_those_of_pytorchs_layer() -> None:
     layer = Linear(4, 3)
     assert isinstance(layer, torch.nn.Linear)
     torch.nn.Linear(4, 3).load_state_dict(layer.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("supported", "avx512", "instruction", "slow"),
+    [
+        (True, True, True, False),
+        (True, True, False, True),  # PyTorch says that it supports bfloat16, and emulates it
+        (False, False, False, True),
+        (True, False, False, False),  # not an x86
+    ],
+)
+def test_bfloat16_is_slow_without_an_instruction_for_its_products(
+    supported: bool, avx512: bool, instruction: bool, slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = SimpleNamespace(_is_mkldnn_bf16_supported=lambda: supported, _is_mkldnn_fp16_supported=lambda: True)
+    monkeypatch.setattr(torch.ops, "mkldnn", asked)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda: avx512)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instruction)
+    assert module._without_products() == ({torch.bfloat16} if slow else set())

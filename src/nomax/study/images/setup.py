@@ -19,6 +19,7 @@ from nomax.data import Source
 from nomax.data import load as load_data
 from nomax.evaluate.accuracy import load_subset
 from nomax.evaluate.probe import probe_sets
+from nomax.nn.layers import SLOW
 from nomax.phi import Phi
 from nomax.study.engine.experiment import ImageExperiment
 from nomax.train.config import settle
@@ -286,7 +287,7 @@ SETUPS = {
 
 def fast_precision() -> Literal["fp32", "bf16"]:
     """Return the precision in which this machine trains fastest."""
-    return "bf16" if torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported() else "fp32"
+    return "bf16" if torch.cuda.is_available() or torch.bfloat16 not in SLOW else "fp32"
 
 
 @lru_cache(maxsize=4)
