@@ -57,7 +57,7 @@ class Options:
     """How many layers to convert."""
     only_calibrate: bool = False
     """Leave the distillation, which takes most of the time, to another call."""
-    steps: int = 24
+    steps: int = 300
     """Steps of distillation."""
     lr: float = 1e-4
     """Their peak learning rate."""
