@@ -281,7 +281,7 @@ class Study:
         """Distil a converted model, from its calibration on, and measure it."""
         for name, fit in run["calibration"].items():
             layer: Any = model.get_submodule(name)
-            layer.add_gain_and_shift(torch.tensor(fit["gain"]), torch.tensor(fit["shift"]))
+            layer.learn(torch.tensor(fit["gain"]), torch.tensor(fit["shift"]))
         config = DistilConfig(steps=self.options.steps, lr=self.options.lr, warmup=10)
         with Bar("distilling", config.steps, "rows", self.console) as bar:
             history = nomax.distil(

@@ -69,6 +69,45 @@ def test_a_calibrated_model_is_closer_to_its_original(phi, order):
     assert (model(x) - original).norm() < 0.7 * before
 
 
+class Alone(nn.Module):
+    """An attention without projections, of queries and keys that are given."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner_attention = InnerAttention("relu/L", HEADS)
+
+    def forward(self, query, key, value, mask=None):
+        return self.inner_attention(query, key, value, mask)
+
+
+def test_a_head_that_looks_at_one_key_of_short_and_long_texts_does_not_divide_by_l():
+    def text(length, padding=0):
+        query, key, value = torch.randn(3, 4, HEADS, length, 8).unbind(0)
+        query[..., 0], key[..., 0] = 8, -6
+        key[:, :, 1, 0] = 6  # every query looks at the second key
+        shown = torch.arange(length) < length - padding
+        return query, key, value, shown.expand(4, 1, 1, -1)
+
+    batches = [text(4), text(25, padding=5)]
+    plain, model = Alone(), Alone()
+    (before,) = calibrate(plain, batches)
+    (fit,) = calibrate(model, batches, alpha=True)
+    assert (before.error > 0.1).all()
+    assert (fit.error < 0.05 * before.error).all()
+    assert fit.alpha.tolist() == [0.0] * HEADS
+
+    left, whole = torch.zeros(2, HEADS).double()
+    for query, key, value, shown in batches:
+        count = int(shown[0].sum())
+        query, key, value = (x.double() for x in (query, key[:, :, :count], value[:, :, :count]))
+        scores = query @ key.mT / 8**0.5
+        out = (scores + fit.shift.double().view(-1, 1, 1)).relu() @ value * fit.gain.double().view(-1, 1, 1)
+        error = (out - scores.softmax(-1) @ value)[:, :, :count].square()
+        left += error.sum((0, 2, 3))
+        whole += (scores.softmax(-1) @ value)[:, :, :count].square().sum((0, 2, 3))
+    torch.testing.assert_close(left / whole, fit.error.double(), rtol=1e-3, atol=1e-6)
+
+
 def test_padding_does_not_count():
     model, x = Encoder(), torch.randn(3, 9, DIM)
     fits = calibrate(model, [x])

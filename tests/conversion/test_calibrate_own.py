@@ -111,11 +111,15 @@ def test_a_text_model_calibrates_and_is_saved(tmp_path):
         torch.testing.assert_close(again(source, target), model(source, target), rtol=0, atol=0)
 
 
-def test_a_learned_power_of_l_is_refused_and_nothing_is_left_behind():
-    model, x = vit("relu/L", learned_alpha="head"), torch.randn(2, 1, 16, 16)
-    with pytest.raises(ValueError, match=r"blocks\.0\.attention learns its power of L"):
-        nomax.calibrate(model, [x])
-    assert [name for name, _ in model.named_modules() if "inner_attention" in name] == []
+def test_a_learned_power_of_l_is_fitted_too_and_saved(tmp_path):
+    model, x = vit("relu/L", learned_alpha="layer"), torch.randn(2, 1, 16, 16)
+    fits = nomax.calibrate(model, [x])
+    for block, fit in zip(model.blocks, fits, strict=True):
+        assert torch.equal(block.attention.alpha, fit.alpha)
+    assert model.config.learned_alpha == "head"
+    model.save_pretrained(tmp_path / "model")
+    with torch.no_grad():
+        assert torch.equal(nomax.from_pretrained(tmp_path / "model")(x), model(x))
 
 
 def test_an_error_in_between_leaves_the_model_as_it_was():

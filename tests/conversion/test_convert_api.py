@@ -70,7 +70,7 @@ def test_layers_may_have_different_phi_and_are_converted_again() -> None:
     with torch.no_grad():
         original = model(x)
     nomax.convert(model, "relu/L")
-    model.blocks[1].attn.inner_attention.add_gain_and_shift(torch.ones(4), torch.zeros(4))
+    model.blocks[1].attn.inner_attention.learn(torch.ones(4), torch.zeros(4))
     report = nomax.convert(model, "gelu/L", layers=[1])
     assert phis(model) == ["relu/L", "gelu/L"]
     assert [layer.before for layer in (*report.converted, *report.left)] == ["relu/L", "relu/L"]

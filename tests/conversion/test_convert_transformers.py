@@ -269,7 +269,7 @@ def test_some_layers_with_what_they_have_learned_survive_saving(name: str, tmp_p
     assert report.left
     for module in model.modules():
         if isinstance(module, InnerAttention):
-            module.add_gain_and_shift(torch.rand(4), torch.randn(4))
+            module.learn(torch.rand(4), torch.randn(4))
             torch.nn.init.normal_(module.query_norm.weight)
     from nomax.conversion.inputs import made_up
 
@@ -333,7 +333,7 @@ def test_another_class_with_the_same_base_can_be_loaded(name: str, tmp_path: Pat
     nomax.convert(model)
     for module in model.modules():
         if isinstance(module, InnerAttention):
-            module.add_gain_and_shift(torch.rand(4), torch.randn(4))
+            module.learn(torch.rand(4), torch.randn(4))
     model.save_pretrained(tmp_path)
     again = nomax.from_pretrained(tmp_path, class_name=other)
     assert type(again).__name__ == other

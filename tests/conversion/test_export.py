@@ -161,7 +161,7 @@ class Encoder(nn.Module):
         self.model = transformers.BertModel(transformers.BertConfig(vocab_size=50, initializer_range=0.2, **sizes))
         nomax.convert(self.model.eval(), "relu/L")
         for layer in inner_attentions(self.model).values():
-            layer.add_gain_and_shift(1 + torch.rand(4), torch.rand(4))
+            layer.learn(1 + torch.rand(4), torch.rand(4))
 
     def forward(self, input_ids, attention_mask):
         return self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state

@@ -1,6 +1,7 @@
 """nn.InnerAttention against the formula in float64: gain, shift, qk-norm, and how a gain is folded away."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -121,16 +122,53 @@ def test_a_folded_gain_computes_the_same(dim):
     assert inner.gain is None
     assert set(inner.state_dict()) == {"shift"}
     torch.testing.assert_close(output(), before)
-    inner.add_gain_and_shift(torch.ones(H), None)
+    inner.learn(torch.ones(H), None)
     with pytest.raises(ValueError, match="does not follow the joined heads"):
         inner.fold_gain(nn.Linear(H * D + 1, 11))
+
+
+@pytest.mark.parametrize("phi", ["relu/L", "relu/L^0.5, L=keys", "softplus"])
+@pytest.mark.parametrize("case", ["whole", "causal", "padded", "packed", "grouped"])
+def test_a_learned_power_of_l_is_that_of_a_phi_per_head_in_training_and_inference(phi, case):
+    inner = InnerAttention(phi, H)
+    alpha = torch.tensor([0.0, 0.4, 1.3])
+    inner.learn(torch.tensor([1.5, -1.0, 0.5]), torch.tensor([0.1, 0.5, -0.2]), alpha)
+    q, k, v = inputs()
+    settings = {
+        "causal": {"is_causal": True}, "padded": {"attn_mask": PADDING}, "grouped": {"enable_gqa": True}
+    }.get(case, {})  # fmt: skip
+    if case == "grouped":
+        k, v = k[:, :1], v[:, :1]
+    if case == "packed":
+        q, k, v = (x.transpose(0, 1).flatten(1, 2).unsqueeze(0) for x in (q, k, v))  # two sequences after each other
+        bounds = torch.tensor([0, 4, 2 * L], dtype=torch.int32)
+        settings = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, "is_causal": True}
+    given = nomax.Phi.parse(phi)
+
+    def by_head(dtype: torch.dtype) -> Tensor:
+        """Every head with the φ that it amounts to."""
+        heads = []
+        for head, (gain, shift, power) in enumerate(zip(inner.gain, inner.shift, alpha, strict=True)):
+            own = replace(given, alpha=float(power), gain=float(gain), shift=float(shift))
+            single = InnerAttention(own, 1)
+            group = slice(0, 1) if case == "grouped" else slice(head, head + 1)
+            heads.append(single(*(x.to(dtype) for x in (q[:, head : head + 1], k[:, group], v[:, group])), **settings))
+        return torch.cat(heads, 1)
+
+    with torch.no_grad():
+        expected = by_head(torch.float32), by_head(torch.float64)
+        assert_precise(inner(q, k, v, **settings), *expected)  # by the kernel
+    out = inner(q, k, v, **settings)
+    assert_precise(out.detach(), *expected)
+    out.square().sum().backward()
+    assert (inner.alpha.grad != 0).all()
 
 
 def test_what_does_not_fit_is_refused():
     inner = InnerAttention("relu/L", H)
     with pytest.raises(ValueError, match=r"gain must be \[num_heads\] = \[3\], got \[4\]"):
-        inner.add_gain_and_shift(torch.ones(4), None)
-    with pytest.raises(ValueError, match='does not change phi="softmax"'):
+        inner.learn(torch.ones(4), None)
+    with pytest.raises(ValueError, match='phi="softmax" normalises each row, so it takes no shift'):
         InnerAttention("softmax", H, shift=True)
     with pytest.raises(ValueError, match="num_heads=0"):
         InnerAttention("relu/L", 0)

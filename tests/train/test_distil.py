@@ -53,7 +53,7 @@ def pair():
     student = Encoder("relu/L")
     student.load_state_dict(teacher.state_dict())
     for layer in student.layers:
-        layer.inner_attention.add_gain_and_shift(torch.ones(HEADS), torch.zeros(HEADS))
+        layer.inner_attention.learn(torch.ones(HEADS), torch.zeros(HEADS))
     student.embedding.requires_grad_(False)
     return student, teacher
 

@@ -126,6 +126,15 @@ def test_only_calibration(converted, corpus, tmp_path):
     torch.testing.assert_close(model.encoder.layer[0].attention.self.inner_attention.gain, torch.tensor(gains))
 
 
+def test_a_power_of_l_per_head_is_fitted_learned_and_saved(converted, corpus, tmp_path):
+    out = tmp_path / "out"
+    assert command(converted, corpus, out, "--learn-alpha", "--distil.steps", "5") == 0
+    fitted = result_of(out)["calibration"]["layers"]["encoder.layer.0.attention.self.inner_attention"]["alpha"]
+    learned = nomax.from_pretrained(out).encoder.layer[0].attention.self.inner_attention.alpha
+    assert learned.shape == (len(fitted),)
+    assert (learned != torch.tensor(fitted)).any()
+
+
 def test_smoke_takes_few_steps(converted, corpus, tmp_path):
     assert main(["finetune", str(converted), "--data", str(corpus), "--out", str(tmp_path / "out"), "--smoke"]) == 0
     result = json.loads((tmp_path / "out" / "finetune.json").read_text())

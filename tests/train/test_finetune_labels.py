@@ -82,7 +82,7 @@ def test_a_recovered_encoder_with_a_new_head_learns_labels_without_its_original(
     encoder = nomax.from_pretrained(classifier, class_name="BertModel")
     for module in encoder.modules():
         if isinstance(module, nomax.nn.InnerAttention):
-            module.add_gain_and_shift(torch.full((2,), 1.5), torch.full((2,), 0.5))  # as if calibrated
+            module.learn(torch.full((2,), 1.5), torch.full((2,), 0.5))  # as if calibrated
     encoder.save_pretrained(tmp_path / "encoder")
     headed = nomax.from_pretrained(
         tmp_path / "encoder", class_name="BertForSequenceClassification", num_labels=2, id2label=LABELS

@@ -109,7 +109,7 @@ def calibrated(model: Any) -> Any:
     for module in model.modules():
         if isinstance(module, InnerAttention) and module.num_heads is not None:
             gain, shift = torch.randn(2, module.num_heads, generator=generator).exp().unbind()
-            module.add_gain_and_shift(gain, shift)
+            module.learn(gain, shift)
     return model
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from nomax import __version__
 from nomax.conversion import multihead, swapped, transformers
 from nomax.conversion.discovery import Site, kind_of_converted
+from nomax.conversion.own import PER_HEAD
 from nomax.conversion.report import ConversionError
 from nomax.nn import Attention, InnerAttention
 from nomax.phi import ROW_MAPS, Phi
@@ -59,7 +60,7 @@ def apply(site: Site, phi: Phi, qk_norm: bool | None, undo: Undo) -> None:
         if qk_norm is not None:
             raise ConversionError("qk_norm is part of a nomax.nn.Attention when it is made: leave qk_norm=None.")
         undo.set(module, "phi", phi)
-        for name in ("gain", "shift"):  # which calibration may replace
+        for name in PER_HEAD:  # which calibration may replace
             undo.set(module, name, getattr(module, name))
         return
     inner = getattr(module, "inner_attention", None)

@@ -1,7 +1,9 @@
 """Calibration: a gain and a shift for every head, so that its output is close to what it was with softmax.
 
 Pointwise weights have no row to normalise over, so a converted head's output has another size than before, and the
-scores at which weights begin to matter are others. Two numbers per head repair most of that, without any training.
+scores at which weights begin to matter are others. Two numbers per head repair most of that, without any training. A
+third, a power of L of its own, serves texts of many lengths: a head that looks at the same few words in each of them
+should not divide by L.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from nomax.conversion.own import as_converted
-from nomax.nn.inner_attention import InnerAttention
-from nomax.phi import ROW_MAPS, SOFTMAX, Phi
+from nomax.nn.inner_attention import LEARNED, InnerAttention
+from nomax.phi import ROW_MAPS
 
 Order = Literal["in turn", "at once"]
 
@@ -22,6 +24,7 @@ Order = Literal["in turn", "at once"]
 # far beyond the least of them; there every weight is positive, and h nearly linear.
 QUANTILES = (0.0, 0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.99, 0.997)
 BEYOND = (0.5, 1.0, 2.0, 4.0)
+LESS = (0.0, 0.25, 0.5, 0.75, 1.0)  # by how much a head's α may be smaller than φ's
 ROUNDS, POINTS = 2, 7  # of narrowing the search between the best shift's neighbours
 SAMPLE = 1 << 16  # scores of a head that the quantiles are taken from
 
@@ -33,6 +36,7 @@ class LayerFit:
     name: str
     gain: Tensor
     shift: Tensor
+    alpha: Tensor
     error: Tensor
     """The squared error that is left, as a share of the squared output with softmax."""
 
@@ -53,6 +57,7 @@ def calibrate(
     batches: Iterable[Any],
     *,
     order: Order = "in turn",
+    alpha: bool = False,
     call: Callable[[nn.Module, Any], Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[LayerFit]:
@@ -62,23 +67,25 @@ def calibrate(
     batches: a few, as the model takes them: a mapping of keyword arguments, a tuple of arguments, or one argument.
     order: "in turn" fits one layer after the other, on the inputs that the layers before it now give, to the outputs
         that the original gave; "at once" fits every layer on the original's inputs, in one pass.
+    alpha: fit each head's power of L, too, at most φ's own; for batches of several lengths.
     call: how to call the model with a batch, if not as above.
     progress: called with the number of layers fitted, and of all.
 
-    The gain has a closed form; the shift is found by a search. Padding, that is keys which no query may see, does not
-    count. Layers whose φ normalises rows itself are left alone.
+    The gain has a closed form; the shift and the power are found by a search. Padding, that is keys which no query may
+    see, does not count. Layers whose φ normalises rows itself are left alone.
     """
     batches = list(batches)
     if not batches:
         raise ValueError("batches must hold at least one batch to calibrate on.")
     with as_converted(model):
-        return _calibrated(model, batches, order, call or call_model, progress)
+        return _calibrated(model, batches, order, alpha, call or call_model, progress)
 
 
 def _calibrated(
     model: nn.Module,
     batches: Sequence[Any],
     order: Order,
+    alpha: bool,
     call: Callable[[nn.Module, Any], Any],
     progress: Callable[[int, int], None] | None,
 ) -> list[LayerFit]:
@@ -100,8 +107,9 @@ def _calibrated(
                     targets = _recorded(model, layer, batches, call)
                 with as_softmax(later):
                     calls = targets if order == "at once" else _recorded(model, layer, batches, call)
-                fit = _fit(name, layer, calls, targets)
-                layer.add_gain_and_shift(fit.gain, fit.shift)
+                powers = alpha or layer.alpha is not None
+                fit = _fit(name, layer, calls, targets, LESS if powers else LESS[:1])
+                layer.learn(fit.gain, fit.shift, fit.alpha if powers else None)
                 fits.append(fit)
                 if progress is not None:
                     progress(done + 1, len(pointwise))
@@ -124,18 +132,18 @@ def call_model(model: nn.Module, batch: Any) -> Any:
 
 @contextmanager
 def as_softmax(layers: Iterable[InnerAttention]) -> Iterator[None]:
-    """Let layers compute what they did before the conversion: softmax, without gain, shift and norms."""
+    """Let layers compute what they did before the conversion: softmax, without what they learn besides."""
     saved = []
     try:
         for layer in layers:
-            saved.append((layer, layer.phi, layer.gain, layer.shift, layer.query_norm, layer.key_norm))
-            layer.phi = Phi(SOFTMAX)
-            layer.gain = layer.shift = layer.query_norm = layer.key_norm = None
+            saved.append((layer, layer.phi, [getattr(layer, name) for name in LEARNED]))
+            layer.become_softmax()
         yield
     finally:
-        for layer, phi, gain, shift, query_norm, key_norm in saved:
-            layer.phi, layer.gain, layer.shift = phi, gain, shift
-            layer.query_norm, layer.key_norm = query_norm, key_norm
+        for layer, phi, learned in saved:
+            layer.phi = phi
+            for name, value in zip(LEARNED, learned, strict=True):
+                setattr(layer, name, value)
 
 
 def _recorded(
@@ -171,26 +179,35 @@ def _counting(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _fit(
-    name: str, layer: InnerAttention, calls: Sequence[tuple[_Call, Tensor]], targets: Sequence[tuple[_Call, Tensor]]
+    name: str,
+    layer: InnerAttention,
+    calls: Sequence[tuple[_Call, Tensor]],
+    targets: Sequence[tuple[_Call, Tensor]],
+    less: Sequence[float],
 ) -> LayerFit:
-    """Search each head's shift, with the best gain for it, on calls of a layer and the outputs that it should have."""
+    """Search each head's shift and power of L, with the best gain for them, on a layer's calls and wanted outputs."""
     shifts = _first_shifts(layer, calls[0][0])
     heads = torch.arange(len(shifts), device=shifts.device)
+    powers_of_length = [torch.stack([_lengths(layer, each) ** power for power in less]) for each, _ in calls]
     whole = sum((output.double().square() * each.counts).sum((0, 2, 3)) for each, output in targets)
     assert isinstance(whole, Tensor)
     for narrowing in range(ROUNDS + 1):
-        gains, errors = [], []
+        gains, errors, found = [], [], []
         for shift in shifts.unbind(1):
-            layer.gain, layer.shift = None, nn.Parameter(shift)
-            product, square = torch.zeros_like(whole), torch.zeros_like(whole)
-            for (each, _), (_, target) in zip(calls, targets, strict=True):
+            layer.gain, layer.alpha, layer.shift = None, None, nn.Parameter(shift)
+            product, square = whole.new_zeros(2, len(less), len(whole))
+            for (each, _), (_, target), powers in zip(calls, targets, powers_of_length, strict=True):
                 out = layer(each.query, each.key, each.value, **each.options)
-                product += (out * target * each.counts).sum((0, 2, 3), dtype=torch.float64)
-                square += (out * out * each.counts).sum((0, 2, 3), dtype=torch.float64)
+                products = (out * target * each.counts).sum(3, dtype=torch.float64)
+                squares = (out * out * each.counts).sum(3, dtype=torch.float64)
+                product += (powers * products).sum((1, 3))
+                square += (powers.square() * squares).sum((1, 3))
             # A shift at which all weights are zero has no gain: it explains nothing.
             gain = torch.where(square > 0, product / square.clamp_min(1e-300), 0)
-            gains.append(gain)
-            errors.append(1 - gain * product / whole.clamp_min(1e-300))
+            error, power = (1 - gain * product / whole.clamp_min(1e-300)).min(0)
+            gains.append(gain[power, heads])
+            errors.append(error)
+            found.append(power)
         best = torch.stack(errors, 1).argmin(1)
         if narrowing < ROUNDS:
             low = shifts[heads, (best - 1).clamp_min(0)]
@@ -199,8 +216,17 @@ def _fit(
             chosen = shifts[heads, best, None]
             shifts = torch.cat([low[:, None] + (high - low)[:, None] * between, chosen], 1).sort(1).values
     layer.gain = layer.shift = None
-    gain, error = (torch.stack(x, 1)[heads, best].float() for x in (gains, errors))
-    return LayerFit(name, gain, shifts[heads, best].float(), error)
+    gain, error, power = (torch.stack(x, 1)[heads, best] for x in (gains, errors, found))
+    alpha = layer.phi.alpha - torch.tensor(less, device=power.device)[power]
+    return LayerFit(name, gain.float(), shifts[heads, best].float(), alpha.float(), error.float())
+
+
+def _lengths(layer: InnerAttention, call: _Call) -> Tensor:
+    """Return L for each query of a call, broadcasting to [B, H, Lq]."""
+    given = call.options
+    bounds = None if given.get("cu_seqlens_q") is None else (given["cu_seqlens_q"], given["cu_seqlens_k"])
+    causal, grouped = (bool(given.get(name)) for name in ("is_causal", "enable_gqa"))
+    return layer.lengths(call.query, call.key, given.get("attn_mask"), causal, grouped, bounds).double()
 
 
 def _first_shifts(layer: InnerAttention, call: _Call) -> Tensor:

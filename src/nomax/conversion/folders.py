@@ -225,8 +225,8 @@ def _load_learned(model: nn.Module, folder: Path, renamed: Mapping[str, str]) ->
     for name, inner in model.named_modules():
         if not isinstance(inner, InnerAttention):
             continue
-        own = {key: tensors.pop(f"{name}.{key}", None) for key in ("gain", "shift")}
-        inner.add_gain_and_shift(own["gain"], own["shift"])
+        own = {key: tensors.pop(f"{name}.{key}", None) for key in ("gain", "shift", "alpha")}
+        inner.learn(own["gain"], own["shift"], own["alpha"])
         for norm in ("query_norm", "key_norm"):
             if getattr(inner, norm) is not None:
                 getattr(inner, norm).weight.data.copy_(tensors.pop(f"{name}.{norm}.weight"))

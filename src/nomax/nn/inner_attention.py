@@ -10,9 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from nomax.nn.layers import LayerNorm
+from nomax.ops import length
 from nomax.ops.api import attention, attention_by_head, varlen_attention
 from nomax.ops.problem import Rows
-from nomax.phi import ROW_MAPS, Phi
+from nomax.phi import ROW_MAPS, SOFTMAX, Phi
+
+LEARNED = ("gain", "shift", "alpha", "query_norm", "key_norm")  # what an InnerAttention may have besides φ
 
 
 class SplitAttention(Protocol):
@@ -32,7 +35,7 @@ class SplitAttention(Protocol):
 
 
 class InnerAttention(nn.Module):
-    """`nomax.attention` as a module, with what a converted layer may learn besides: a gain and a shift per head.
+    """`nomax.attention` as a module, with what a converted layer may learn besides, for each head.
 
     phi: how scores become weights, e.g. "relu/L" or "softmax" (see `nomax.Phi`).
     num_heads: the number of query heads; None where nothing per head is learned.
@@ -40,11 +43,13 @@ class InnerAttention(nn.Module):
     qk_norm: LayerNorm of each query and key over the head dimension, with one learned scale for all heads.
     gain, shift: learn a factor of each head's output, and a number added to its scores before h (float32, [num_heads]).
 
-    Without qk_norm, gain and shift it has no parameters, so a converted model keeps the keys of its state_dict.
+    `learn` gives these parameters values, and α, a power of L of each head's own. Without any of them it has no
+    parameters, so a converted model keeps the keys of its state_dict.
     """
 
     gain: nn.Parameter | None
     shift: nn.Parameter | None
+    alpha: nn.Parameter | None
 
     def __init__(
         self,
@@ -68,19 +73,30 @@ class InnerAttention(nn.Module):
         self.key_norm = LayerNorm(head_dim, bias=False) if qk_norm and head_dim is not None else None
         self.register_parameter("gain", None)
         self.register_parameter("shift", None)
+        self.register_parameter("alpha", None)
         heads = num_heads or 0
-        self.add_gain_and_shift(torch.ones(heads) if gain else None, torch.zeros(heads) if shift else None)
+        self.learn(torch.ones(heads) if gain else None, torch.zeros(heads) if shift else None)
 
-    def add_gain_and_shift(self, gain: Tensor | None, shift: Tensor | None) -> None:
-        """Register a learned gain and shift with these values, [num_heads] each; None leaves one as it is."""
-        if shift is not None and self.phi.activation in ROW_MAPS:
-            raise ValueError(f'a shift does not change phi="{self.phi}", which normalises each row: pass shift=None.')
-        for name, value in (("gain", gain), ("shift", shift)):
+    def learn(self, gain: Tensor | None, shift: Tensor | None, alpha: Tensor | None = None) -> None:
+        """Register a learned gain, shift and α, a power of L in the place of φ's, with these values, [num_heads] each.
+
+        None leaves one as it is.
+        """
+        for name, value in (("shift", shift), ("alpha", alpha)):
+            if value is not None and self.phi.activation in ROW_MAPS:
+                raise ValueError(f'phi="{self.phi}" normalises each row, so it takes no {name}: pass {name}=None.')
+        for name, value in (("gain", gain), ("shift", shift), ("alpha", alpha)):
             if value is None:
                 continue
             if self.num_heads is None or value.shape != (self.num_heads,):
                 raise ValueError(f"{name} must be [num_heads] = [{self.num_heads}], got {list(value.shape)}.")
             self.register_parameter(name, nn.Parameter(value.detach().float().clone()))
+
+    def become_softmax(self) -> None:
+        """Compute what the layer did before its conversion, without what it learned besides."""
+        self.phi = Phi(SOFTMAX)
+        for name in LEARNED:
+            setattr(self, name, None)
 
     def fold_gain(self, projection: nn.Module, dim: int = 1) -> None:
         """Move the gain into the weight of the linear layer that follows the joined heads, and drop it here.
@@ -126,20 +142,22 @@ class InnerAttention(nn.Module):
         if self.split is None and self._inside(query):
             return attention_by_head(
                 query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, phi=self.phi,
-                gain=self.gain, shift=self.shift, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+                learned=length.PerHead(self.gain, self.shift, self.alpha),
+                cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
             )  # fmt: skip
         query, key, scale = self._shifted(query, key, scale)
         if cu_seqlens_q is None or cu_seqlens_k is None:
             operation = attention if self.split is None else self.split.attention
             out = operation(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, phi=self.phi)
-            return self._gained(out)
+            return self._scaled(out, query, key, attn_mask, is_causal, enable_gqa)
         if self.split is not None:
             raise ValueError("packed sequences (cu_seqlens_q) cannot be split over processes: pad them instead.")
         q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
         out = varlen_attention(
             q, k, v, cu_seqlens_q, cu_seqlens_k, dropout_p, is_causal, scale, enable_gqa, phi=self.phi
         )
-        return self._gained(out.transpose(0, 1).unsqueeze(0))
+        bounds = cu_seqlens_q, cu_seqlens_k
+        return self._scaled(out.transpose(0, 1).unsqueeze(0), query, key, None, is_causal, enable_gqa, bounds)
 
     def weights(
         self,
@@ -159,7 +177,8 @@ class InnerAttention(nn.Module):
         query, key, scale = self._shifted(*self._normed(query, key), scale)
         keys = key.shape[2]
         unit = torch.eye(keys, dtype=query.dtype, device=query.device).expand(*key.shape[:2], keys, keys)
-        return self._gained(attention(query, key, unit, attn_mask, 0.0, is_causal, scale, enable_gqa, phi=self.phi))
+        weights = attention(query, key, unit, attn_mask, 0.0, is_causal, scale, enable_gqa, phi=self.phi)
+        return self._scaled(weights, query, key, attn_mask, is_causal, enable_gqa)
 
     def _normed(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         if self.query_norm is None or self.key_norm is None:
@@ -169,7 +188,7 @@ class InnerAttention(nn.Module):
     def _inside(self, query: Tensor) -> bool:
         """Return whether the kernel can apply gain and shift itself: it gives them no gradients."""
         return (
-            not (self.gain is None and self.shift is None)
+            not (self.gain is None and self.shift is None and self.alpha is None)
             and not torch.is_grad_enabled()
             and self.phi.activation not in (*ROW_MAPS, "identity")  # whose short cut has one factor for all heads
             and query.dim() == 4
@@ -179,8 +198,29 @@ class InnerAttention(nn.Module):
     def _shifted(self, query: Tensor, key: Tensor, scale: float | None) -> tuple[Tensor, Tensor, float | None]:
         return (query, key, scale) if self.shift is None else with_shift(query, key, self.shift, scale)
 
-    def _gained(self, out: Tensor) -> Tensor:
-        return out if self.gain is None else (out * self.gain.view(-1, 1, 1)).to(out.dtype)
+    def lengths(
+        self,
+        query: Tensor,
+        key: Tensor,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        enable_gqa: bool = False,
+        bounds: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """Return φ's L for each query, at least 1 and broadcasting to [B, H, Lq]; bounds: of packed sequences."""
+        if bounds is not None:
+            return length.per_packed_query(self.phi, *bounds, query.shape[2], is_causal)
+        if self.split is not None:
+            return self.split.lengths(self.phi, query, mask, is_causal)
+        return length.per_query(self.phi, query, key, mask, is_causal, enable_gqa)
+
+    def _scaled(self, out: Tensor, *call: Any) -> Tensor:
+        """Multiply each head by its gain, and by the quotient of its own power of L and φ's."""
+        factor = None if self.gain is None else self.gain.unsqueeze(-1)
+        if self.alpha is not None:
+            power = self.lengths(*call) ** (self.phi.alpha - self.alpha.unsqueeze(-1))
+            factor = power if factor is None else power * factor
+        return out if factor is None else (out * factor.unsqueeze(-1)).to(out.dtype)
 
 
 def with_shift(query: Tensor, key: Tensor, shift: Tensor, scale: float | None) -> tuple[Tensor, Tensor, float]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nomax.ops import backends, cpu, row_maps
 from nomax.ops.arguments import are_nested, canonical, canonical_packed, packed
-from nomax.ops.length import visible_keys
+from nomax.ops.length import PerHead, visible_keys
 from nomax.ops.problem import Rows
 from nomax.phi import SOFTMAX, Phi
 
@@ -183,12 +183,11 @@ def attention_by_head(
     enable_gqa: bool = False,
     *,
     phi: Phi,
-    gain: Tensor | None,
-    shift: Tensor | None,
+    learned: PerHead,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
 ) -> Tensor:
-    """Attend with a gain and a shift for each head, [H], inside the kernel: for inference, as they get no gradients.
+    """Attend with numbers of each head's own inside the kernel: for inference, as they get no gradients.
 
     query, key, value: [B, H, L, D]; with bounds of packed sequences, B is 1.
     """
@@ -200,7 +199,7 @@ def attention_by_head(
         problem = canonical_packed(
             q, k, v, cu_seqlens_q, cu_seqlens_k, is_causal=is_causal, enable_gqa=enable_gqa, **settings  # type: ignore[arg-type]
         )  # fmt: skip
-    return backends.run(phi, problem, None, gain, shift)[0]
+    return backends.run(phi, problem, None, learned)[0]
 
 
 def _jagged(x: Tensor, offsets: Tensor, rank: int) -> Tensor:

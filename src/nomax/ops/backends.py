@@ -42,11 +42,11 @@ def check(phi: Phi, backend: str | None, return_rows: bool) -> None:
 
 
 def run(
-    phi: Phi, problem: Problem, backend: str | None, gain: Tensor | None = None, shift: Tensor | None = None
+    phi: Phi, problem: Problem, backend: str | None, learned: length.PerHead | None = None
 ) -> tuple[Tensor, Rows | None]:
     """Give the problem φ's factors, and run it on the backend asked for or the best one.
 
-    gain, shift: numbers for each head, [H], besides φ's own; without gradients, and not for maps of rows.
+    learned: what each head has besides φ's own factors; without gradients, and not for maps of rows.
     """
     if not torch.compiler.is_compiling() and torch._C._is_tracing():
         raise RuntimeError(
@@ -57,7 +57,8 @@ def run(
         return row_maps.attend(problem)
     if backend is None and not (problem.query.is_cpu or problem.query.is_meta) and choose(None, problem) == "reference":
         _warn_of_matrix(problem)
-    problem = length.per_head(length.scaled(phi, problem), gain, shift)
+    scaled = length.scaled(phi, problem)
+    problem = scaled if learned is None else length.per_head(phi, scaled, learned)
     if problem.dropout > 0:
         # Drawn from PyTorch's CPU generator whatever the device, so that torch.manual_seed fixes it on every backend.
         problem = replace(problem, seed=torch.randint(2**63 - 1, (), device="cpu"))

@@ -6,7 +6,7 @@ for its L, its row of zeros stays one.
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -35,11 +35,21 @@ def visible_keys(
     return counts.long().reshape(*batch, *counts.shape[1:]) if leading else counts.long().reshape(counts.shape[2])
 
 
-def per_query(phi: Phi, query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: bool) -> Tensor:
+def per_query(
+    phi: Phi, query: Tensor, key: Tensor, attn_mask: Tensor | None, is_causal: bool, enable_gqa: bool = False
+) -> Tensor:
     """Return φ's L for each query, at least 1 and broadcasting to [B, H, Lq], for models that learn a power of L."""
     if phi.length == "visible":
-        return visible_keys(query, key, attn_mask, is_causal).clamp(min=1)
+        return visible_keys(query, key, attn_mask, is_causal, enable_gqa).clamp(min=1)
     return torch.tensor(max(_unmasked(phi, key.shape[2]), 1), device=query.device)
+
+
+def per_packed_query(phi: Phi, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, queries: int, is_causal: bool) -> Tensor:
+    """Return φ's L for each query of packed sequences, at least 1, as [1, 1, queries]."""
+    if isinstance(phi.length, int):
+        return torch.full((1, 1, queries), phi.length, device=cu_seqlens_q.device)
+    diagonal = 0 if is_causal and phi.length == "visible" else None
+    return _of_packed(cu_seqlens_q, cu_seqlens_k, queries, diagonal).clamp(min=1)
 
 
 def scaled(phi: Phi, problem: Problem, length: int | Tensor | None = None) -> Problem:
@@ -65,12 +75,28 @@ def scaled(phi: Phi, problem: Problem, length: int | Tensor | None = None) -> Pr
     return replace(problem, gain=phi.gain, shift=shift, row_gain=row_gain, row_shift=row_shift)
 
 
-def per_head(problem: Problem, gain: Tensor | None, shift: Tensor | None) -> Problem:
-    """Return a problem that has its factors with one more factor and one more shift for each head, [H] each.
+@dataclass(frozen=True)
+class PerHead:
+    """What each head has besides φ's own numbers, [H] each: a factor, a shift, and α in the place of φ's."""
+
+    gain: Tensor | None = None
+    shift: Tensor | None = None
+    alpha: Tensor | None = None
+
+
+def per_head(phi: Phi, problem: Problem, learned: PerHead) -> Problem:
+    """Return a problem that has its factors with those of each head besides.
 
     They are part of the kernels' rows, so they cost nothing; but they get no gradients there.
     """
     dtype = wide(problem.query)
+    gain, shift = learned.gain, learned.shift
+    if learned.alpha is not None:
+        n = of(phi, problem)
+        n = n.clamp_min(1) if isinstance(n, Tensor) else torch.full((1, 1, 1), max(n, 1), device=problem.query.device)
+        power = n.to(dtype) ** (phi.alpha - learned.alpha.detach().to(dtype).view(1, -1, 1))
+        factor = problem.gain if problem.row_gain is None else problem.row_gain
+        problem = replace(problem, row_gain=power * factor)
     if gain is not None:
         factor = problem.gain if problem.row_gain is None else problem.row_gain
         problem = replace(problem, row_gain=gain.detach().to(dtype).view(1, -1, 1) * factor)
@@ -129,12 +155,7 @@ def _visible(problem: Problem) -> int | Tensor:
     query, mask, diagonal = problem.query, problem.mask, problem.diagonal
     keys: int = problem.key.shape[2]
     if problem.query_offsets is not None and problem.key_offsets is not None:
-        position = torch.arange(query.shape[2], device=query.device)
-        sequence = torch.bucketize(position, problem.query_offsets[1:].to(position), right=True)
-        seen = problem.key_offsets.diff()[sequence]
-        if diagonal is not None:
-            seen = torch.minimum(seen, (position - problem.query_offsets[sequence] + diagonal + 1).clamp_min(0))
-        return seen.to(wide(query)).view(1, 1, -1)
+        return _of_packed(problem.query_offsets, problem.key_offsets, query.shape[2], diagonal).to(wide(query))
     if mask is not None:
         seen = mask if mask.dtype == torch.bool else ~hidden(mask)
         if diagonal is not None:
@@ -145,6 +166,16 @@ def _visible(problem: Problem) -> int | Tensor:
         counts = torch.arange(diagonal + 1, diagonal + 1 + query.shape[2], dtype=wide(query), device=query.device)
         return counts.clamp_(0, keys).view(1, 1, -1)
     return keys
+
+
+def _of_packed(query_offsets: Tensor, key_offsets: Tensor, queries: int, diagonal: int | None) -> Tensor:
+    """Count the keys that each query of packed sequences may see, [1, 1, queries]."""
+    position = torch.arange(queries, device=query_offsets.device)
+    sequence = torch.bucketize(position, query_offsets[1:].to(position), right=True)
+    seen = key_offsets.diff()[sequence]
+    if diagonal is not None:
+        seen = torch.minimum(seen, (position - query_offsets[sequence] + diagonal + 1).clamp_min(0))
+    return seen.view(1, 1, -1)
 
 
 def _range(counts: Tensor) -> str:

@@ -23,7 +23,7 @@ from nomax.conversion import folders
 from nomax.conversion.api import convert
 from nomax.conversion.calibrate import LayerFit, calibrate, inner_attentions
 from nomax.conversion.own import as_converted
-from nomax.phi import ROW_MAPS, SOFTMAX, Phi
+from nomax.phi import ROW_MAPS, SOFTMAX
 from nomax.train.console import Bar
 from nomax.train.distil import texts
 from nomax.train.distil.distillation import DistilConfig, Step, distil, sentence_error
@@ -95,6 +95,8 @@ class Options:
     calibration: Literal["in turn", "at once", "none"] = "in turn"
     """Fit gains and shifts layer by layer, or every layer on the original's inputs, or not at all, as where they are
     learned already."""
+    learn_alpha: bool = False
+    """Fit and learn a power of L for every head, too, for texts of many lengths."""
     calibration_texts: int = 32
     """Texts to fit them on."""
     calibration_images: int = 256
@@ -268,14 +270,19 @@ class Recipe:
         if fits := self.result.get("calibration"):
             layers = inner_attentions(self.student)
             for name, fit in fits["layers"].items():
-                layers[name].add_gain_and_shift(torch.tensor(fit["gain"]), torch.tensor(fit["shift"]))
+                alpha = torch.tensor(fit["alpha"]) if self.options.learn_alpha else None
+                layers[name].learn(torch.tensor(fit["gain"]), torch.tensor(fit["shift"]), alpha)
             return
         batches, count = self._calibration_batches()
         begun = time.monotonic()
         order: Any = self.options.calibration
         with Bar("calibrating", len(inner_attentions(self.student)), "layers", self.console) as bar:
             fitted = calibrate(
-                self.student, batches, order=order, progress=lambda done, _: bar.update(done, {"layers": done})
+                self.student,
+                batches,
+                order=order,
+                alpha=self.options.learn_alpha,
+                progress=lambda done, _: bar.update(done, {"layers": done}),
             )
         self.result["calibration"] = {
             "seconds": time.monotonic() - begun,
@@ -387,14 +394,15 @@ def original_of(folder: Path) -> nn.Module:
     else:
         model = folders.from_pretrained(folder)
         for layer in inner_attentions(model).values():
-            layer.phi = Phi(SOFTMAX)
-            layer.gain = layer.shift = layer.query_norm = layer.key_norm = None
+            layer.become_softmax()
     original: nn.Module = model.requires_grad_(False).eval()
     return original
 
 
 def _numbers(fit: LayerFit) -> dict[str, list[float]]:
-    return {name: [float(f"{x:.7g}") for x in getattr(fit, name).tolist()] for name in ("gain", "shift", "error")}
+    return {
+        name: [float(f"{x:.7g}") for x in getattr(fit, name).tolist()] for name in ("gain", "shift", "alpha", "error")
+    }
 
 
 def rounded(step: Step) -> dict[str, float]:

@@ -34,7 +34,7 @@ class DistilConfig:
     lr: float = 3e-4
     """The peak learning rate; it rises linearly, then falls to zero as a cosine."""
     head_lr: float = 10.0
-    """How many times as fast gains and shifts learn: they are single numbers of a size of 1 to 10."""
+    """How many times as fast gains, shifts and powers of L learn: they are single numbers of a size of 1 to 10."""
     warmup: int = 20
     """Steps in which the learning rate rises."""
     clip: float = 1.0
@@ -289,7 +289,8 @@ def embeddings(states: Tensor, batch: Any) -> Tensor:
 
 
 def _optimiser(student: nn.Module, config: DistilConfig) -> AdamW:
-    per_head = {id(x) for layer in inner_attentions(student).values() for x in (layer.gain, layer.shift)}
+    layers = inner_attentions(student).values()
+    per_head = {id(x) for layer in layers for x in (layer.gain, layer.shift, layer.alpha)}
     groups: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
     for parameter in student.parameters():
         if parameter.requires_grad:
