@@ -87,6 +87,37 @@ def test_a_query_alone_and_among_others_gives_the_same_bits(phi, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_of_rows_that_are_walked_over_in_parts(dtype, threads):
+    """900 rows of four wide heads: their shares of the query gradient would be too large at once."""
+    query, key, value = torch.randn(1, 4, 900, 256), torch.randn(1, 1, 1100, 256), torch.randn(1, 1, 1100, 24)
+    tensors = [x.to(dtype) for x in (query, key, value)]
+    settings = {"phi": "gelu/L", "is_causal": True, "enable_gqa": True}
+    grad = torch.randn(1, 4, 900, 24).to(dtype)
+
+    def gradients(tensors, grad, backend="cpu"):
+        leaves = [x.detach().requires_grad_() for x in tensors]
+        return torch.autograd.grad(nomax.attention(*leaves, backend=backend, **settings), leaves, grad)
+
+    together = gradients(tensors, grad)
+    plain = gradients(tensors, grad, "reference")
+    exact = gradients([x.double() for x in tensors], grad.double(), "reference")
+    for results in zip(together, plain, exact, strict=True):
+        assert_precise(*results)
+    alone = gradients((tensors[0][:, :, :100], *tensors[1:]), grad[:, :, :100])[0]
+    assert torch.equal(together[0][:, :, :100], alone)
+    threads(1)
+    assert_same_bits(gradients(tensors, grad), together)
+
+    tensors[2][:, :, 600] = torch.nan
+    poisoned = gradients(tensors, grad)
+    assert poisoned[0][:, :, 600:].isnan().all()
+    assert torch.equal(poisoned[0][:, :, :600], together[0][:, :, :600])
+    others = torch.arange(1100) != 600
+    assert poisoned[1][:, :, 600].isnan().all()
+    assert_same_bits([x[:, :, others] for x in poisoned[1:]], [x[:, :, others] for x in together[1:]])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [64, 40, 13])
 @pytest.mark.parametrize("shift", [5.0, 0.0, -0.6, -1.3, -2.3, -60.0])  # from no zeros to nothing else
 @pytest.mark.parametrize("few", [1, 2, 5, 6])

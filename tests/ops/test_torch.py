@@ -60,6 +60,13 @@ def test_opcheck_of_the_backward(variant):
     )
 
 
+def test_opcheck_of_the_plainest_call():
+    settings = (0, 0.3, 0.05, 0.0)
+    torch.library.opcheck(OPERATORS.attend_plainly.default, (*tensors(), *settings))
+    grad = torch.randn(2, 3, 20, 8)
+    torch.library.opcheck(OPERATORS.attend_plainly_gradients.default, (grad, *tensors(), *settings))
+
+
 @pytest.mark.parametrize("gain", [None, torch.tensor([[[0.25]]])])
 def test_opcheck_of_the_linear_route(gain):
     torch.library.opcheck(OPERATORS.attend_linear.default, (*tensors(requires_grad=True), 0.7, gain))
@@ -250,6 +257,17 @@ def test_vmap_equals_a_loop(phi, in_dims):
     for i in range(4):
         alone = [x if dim is None else x.select(dim, i) for x, dim in zip(leaves, in_dims, strict=True)]
         torch.testing.assert_close(got[i], nomax.attention(*alone, phi=phi))
+
+
+def test_a_batch_of_gradients_equals_a_loop():
+    leaves = tensors(requires_grad=True)
+    out = nomax.attention(*leaves, phi="silu/L", backend="cpu")
+    grads = torch.randn(3, *out.shape)
+    got = torch.autograd.grad(out, leaves, grads, is_grads_batched=True, retain_graph=True)
+    for i, grad in enumerate(grads):
+        expected = torch.autograd.grad(out, leaves, grad, retain_graph=True)
+        for x, y in zip(got, expected, strict=True):
+            assert torch.equal(x[i], y)
 
 
 def test_vmap_with_masks():

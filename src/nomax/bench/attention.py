@@ -11,6 +11,7 @@ from rich.text import Text
 from torch import Tensor
 
 from nomax.bench import harness, render
+from nomax.bench.decode import READ
 from nomax.bench.harness import Bench, Run, known, run_bench
 from nomax.bench.peers import (
     BACKWARD,
@@ -40,6 +41,13 @@ GRAD_MODES: dict[str, Callable[[], Any]] = {
     BACKWARD: torch.enable_grad,
     INFERENCE: torch.inference_mode,
 }
+# Where a CPU multiplies no bfloat16, PyTorch's products of many rows take up to a hundred times as long as in float32,
+# and ours are those of float32: racing both says nothing, and takes half of the time.
+SLOW_WITHOUT_PRODUCTS = ("eager", "compiled")
+LEFT_OUT = (
+    "This CPU has no bfloat16 products. In bfloat16, PyTorch's formulas take up to a hundred times as long as ours, "
+    "and are left out (`--peers` measures them); other activations are computed, and so measured, in float32 only."
+)
 OTHER_PHIS_FROM = 197  # keys; below, the activation is not what takes the time
 LARGEST_DIFFERENCE = 0.05  # of a peer that claims to compute relu/L; bfloat16's roundings stay well below
 PEER_NAMES = {"sdpa": "SDPA", "eager": "eager", "compiled": "compiled", "flex": "Flex"}
@@ -58,29 +66,41 @@ F32, BF16 = ("float32",), ("bfloat16",)
 VIT, LONG = ("S/32", "S/16", "S/8", "B/16"), ("long-2049", "long-4096")
 FROM_197 = ("S/16", "S/8", "B/16", *LONG, "causal-1024", "padded")
 FROM_785 = ("S/8", *LONG, "causal-1024")
+BELOW_785 = ("S/32", "S/16", "B/16")
+DECODE, TINY = ("decode",), ("tiny",)
 EVERY = tuple(name for name in SHAPES if name != "tiny")
 SMOOTH = ("gelu/L", "sigmoid/L", "softplus/L", "silu/L")
+COSTLY = ("gelu/L", "softplus/L")
 # fmt: off
 GOALS = (
     Goal("float32 against SDPA, S/32", "speedup", 1.4, FORWARD, "sdpa", ("S/32",), F32),
     Goal("float32 against SDPA, other ViT and long", "speedup", 1.3, FORWARD, "sdpa", (*VIT[1:], *LONG), F32),
     Goal("float32 against SDPA, ViT and long", "speedup", 1.25, BACKWARD, "sdpa", (*VIT, *LONG), F32),
     Goal("bfloat16 against SDPA, L ≥ 785", "speedup", 2.4, FORWARD, "sdpa", ("S/8", *LONG), BF16),
-    Goal("bfloat16 against SDPA, L < 785", "speedup", 2.0, FORWARD, "sdpa", ("S/32", "S/16", "B/16"), BF16),
+    Goal("bfloat16 against SDPA, L < 785", "speedup", 2.0, FORWARD, "sdpa", BELOW_785, BF16),
     Goal("bfloat16 against SDPA, ViT and long", "speedup", 2.0, BACKWARD, "sdpa", (*VIT, *LONG), BF16),
+    Goal("bfloat16 against SDPA, long-4096", "speedup", 2.2, BACKWARD, "sdpa", ("long-4096",), BF16),
     Goal("against eager ReLU, every shape", "speedup", 1.0, FORWARD, "eager", EVERY),
     Goal("against eager ReLU, every shape", "speedup", 1.0, BACKWARD, "eager", EVERY),
     Goal("float32 against eager ReLU, L ≥ 785", "speedup", 2.5, FORWARD, "eager", FROM_785, F32),
     Goal("float32 against eager ReLU, L ≥ 785", "speedup", 2.0, BACKWARD, "eager", FROM_785, F32),
+    Goal("bfloat16 against eager ReLU, L < 785", "speedup", 1.15, BACKWARD, "eager", BELOW_785, BF16),
     Goal("float32 share of the FMA peak, L ≥ 785", "peak share", 0.85, FORWARD, "peak", ("S/8", *LONG), F32),
     Goal("causal against not causal, time", "time", 0.6, FORWARD, UNCAUSAL, ("causal-1024",)),
     Goal("causal against not causal, time", "time", 0.65, BACKWARD, UNCAUSAL, ("causal-1024",)),
     Goal("smooth activations against SDPA, L ≥ 197", "speedup", 1.0, FORWARD, "sdpa", FROM_197, ours=SMOOTH),
     Goal("smooth activations against SDPA, L ≥ 197", "speedup", 1.0, BACKWARD, "sdpa", FROM_197, ours=SMOOTH),
+    Goal("gelu and softplus against SDPA, L ≥ 785", "speedup", 1.1, FORWARD, "sdpa", FROM_785, ours=COSTLY),
+    Goal("decode, float32, against SDPA", "speedup", 1.1, FORWARD, "sdpa", DECODE, F32),
+    Goal("decode, float32, against eager ReLU", "speedup", 1.1, FORWARD, "eager", DECODE, F32),
+    Goal("decode, bfloat16, against SDPA", "speedup", 1.2, FORWARD, "sdpa", DECODE, BF16),
+    Goal("decode, bfloat16, against eager ReLU", "speedup", 1.2, FORWARD, "eager", DECODE, BF16),
+    Goal("decode, share of the speed of reading memory", "peak share", 0.9, FORWARD, "peak", DECODE),
     Goal("memory of a call at L = 16,384, of the L×L matrix", "memory share", 0.05, FORWARD, ours=(OURS,)),
-    Goal("memory of a call at L = 16,384, of the L×L matrix", "memory share", 0.05, BACKWARD, ours=(OURS,)),
-    Goal("time of a tiny call against SDPA's", "time", 2.0, FORWARD, "sdpa", ("tiny",)),
-    Goal("time of a tiny call against SDPA's", "time", 2.0, INFERENCE, "sdpa", ("tiny",)),
+    Goal("memory of a call at L = 16,384: 24 MiB", "bytes", 24 * 2**20, BACKWARD, ours=(OURS,)),
+    Goal("time of a tiny call against SDPA's", "time", 1.6, FORWARD, "sdpa", TINY),
+    Goal("time of a tiny call against SDPA's", "time", 1.6, INFERENCE, "sdpa", TINY),
+    Goal("time of a tiny call against SDPA's", "time", 1.5, BACKWARD, "sdpa", TINY),
 )
 # fmt: on
 
@@ -106,11 +126,12 @@ class Options(harness.ThreadedOptions):
     dtypes: tuple[Literal["float32", "bfloat16", "float16"], ...] = ()
     """Precisions of query, key and value: by default float32 and bfloat16 on a CPU, bfloat16 and float16 on a GPU."""
     peers: tuple[str, ...] = ()
-    """sdpa: softmax; eager, compiled: relu/L in PyTorch; flex: FlexAttention in log space; peak: the core's limit. By
-    default all on a CPU, sdpa and flex on a GPU."""
+    """sdpa: softmax; eager, compiled: relu/L in PyTorch; flex: FlexAttention in log space; peak: the core's limit, or
+    that of its memory. By default all on a CPU, but for eager and compiled in bfloat16 where it has no such products;
+    sdpa and flex on a GPU."""
     phis: tuple[str, ...] = (*SMOOTH, "identity/L")
     """Other activations to measure besides relu/L, for shapes with at least 197 queries."""
-    rounds: int = 7
+    rounds: int = 5
     """Samples of every participant; the best counts. Each lasts at least about 20 ms."""
     memory: bool = True
     """Also measure the peak memory of a call with 16,384 keys."""
@@ -158,7 +179,11 @@ class Options(harness.ThreadedOptions):
 
 
 def _measure(options: Options, run: Run) -> Iterator[RenderableType]:
+    no_products = not (options.peers or options.on_gpu or harness.multiplies_bfloat16())
     options = options.settled()
+    if no_products and "bfloat16" in options.dtypes:
+        run.results.facts["left out"] = LEFT_OUT
+        yield Text(LEFT_OUT)
     shapes = [ALL_SHAPES[name].shrunk() if options.smoke else ALL_SHAPES[name] for name in options.shapes]
     run.results.facts["shapes"] = shapes
     if options.on_gpu:
@@ -166,14 +191,20 @@ def _measure(options: Options, run: Run) -> Iterator[RenderableType]:
         run.finish = module.synchronize
         run.results.facts["gpu"] = module.get_device_name()
     settings = MEMORY_SETTINGS[: 1 if options.smoke else None] if options.memory else []
-    entries = {shape.name: _entries(options, shape) for shape in shapes}
-    steps = (len(entries[shape.name]) + len(options.threads) * len(shape.modes) for shape in shapes)
-    run.expect(len(options.dtypes) * sum(steps) + len(settings))
+    entries = {}
     for shape in shapes:
         for dtype in options.dtypes:
+            phis = () if no_products and dtype == "bfloat16" else options.phis
+            entries[shape.name, dtype] = _entries(phis, shape)
+    races = len(options.threads) * len(options.dtypes) * sum(len(shape.modes) for shape in shapes)
+    run.expect(sum(map(len, entries.values())) + races + len(settings))
+    for shape in shapes:
+        for dtype in options.dtypes:
+            slow = SLOW_WITHOUT_PRODUCTS if no_products and dtype == "bfloat16" and shape.queries > 1 else ()
+            raced = [name for name in options.peers if name not in slow]
             inputs = make_inputs(shape, getattr(torch, dtype), options.device)
             right = {}
-            for name, phi in entries[shape.name].items():
+            for name, phi in entries[shape.name, dtype].items():
                 own_inputs = dataclasses.replace(inputs, causal=False) if name == UNCAUSAL else inputs
                 with run.checking(shape.name, dtype, name) as check:
                     everywhere = phi == OURS and not options.on_gpu
@@ -185,18 +216,20 @@ def _measure(options: Options, run: Run) -> Iterator[RenderableType]:
                     own = (OURS, *(name for name in right if name not in (OURS, UNCAUSAL)))
                     flop = shape.flash_flop(mode) if options.on_gpu else shape.flop(mode)
                     case = Case(shape.name, dtype, mode, threads, ours=own, flop=flop)
-                    _race(options, run, case, inputs, right)
+                    if shape.reads:
+                        case.read = inputs.key.nbytes + inputs.value.nbytes
+                    _race(options, run, case, inputs, right, raced)
         yield _shape_tables(run.results, shape)
     for participant, mode in settings:
         with run.step(f"memory, {participant}, {mode}"):
             run.results.memory.append(_peak_memory(participant, mode, 512 if options.smoke else MEMORY_LENGTH))
 
 
-def _entries(options: Options, shape: Shape) -> dict[str, str]:
+def _entries(phis: tuple[str, ...], shape: Shape) -> dict[str, str]:
     """Return our participants for a shape: names, and the φ that they stand for."""
     entries = {OURS: OURS}
     if ALL_SHAPES[shape.name].queries >= OTHER_PHIS_FROM:
-        entries |= {phi: phi for phi in options.phis}
+        entries |= {phi: phi for phi in phis}
     return entries | ({UNCAUSAL: OURS} if shape.causal else {})
 
 
@@ -223,18 +256,24 @@ def outputs(attention: Attention, inputs: Inputs, gradients: bool) -> dict[str, 
     return dict(zip(names, (out.detach(), *grads), strict=False))
 
 
-def _race(options: Options, run: Run, case: Case, inputs: Inputs, entries: dict[str, tuple[Inputs, str]]) -> None:
+def _race(
+    options: Options, run: Run, case: Case, inputs: Inputs, entries: dict[str, tuple[Inputs, str]], peers: list[str]
+) -> None:
     torch.set_num_threads(case.threads)
-    if not {"compiled", "flex"}.isdisjoint(options.peers):
+    if not {"compiled", "flex"}.isdisjoint(peers):
         torch.compiler.reset()  # torch limits recompilation: without this, later shapes would run uncompiled
     calls = {name: step(ours(own_inputs, phi), own_inputs, case.mode) for name, (own_inputs, phi) in entries.items()}
     with GRAD_MODES[case.mode]():
-        for name in options.peers:
+        for name in peers:
             peer = PEERS[name]
             of_core = (case.dtype, case.threads, inputs.query.is_cpu) == ("float32", 1, True)
-            if case.mode not in peer.modes or (name == "peak" and not of_core):
+            if case.mode not in peer.modes or (name == "peak" and not (of_core or case.read)):
                 continue
             with case.attempting(name):
+                if name == "peak" and case.read:
+                    numbers = torch.ones(2**16 if options.smoke else READ)
+                    calls[name], case.peak_flop = numbers.sum, float(numbers.nbytes)
+                    continue
                 call = peer.prepare(inputs, case.mode, "eager" if options.smoke else "inductor")
                 result = call()
                 if peer.computes_relu and OURS in calls:
@@ -242,7 +281,7 @@ def _race(options: Options, run: Run, case: Case, inputs: Inputs, entries: dict[
                     if not case.differences[name] <= LARGEST_DIFFERENCE:
                         raise CannotMeasureError(f"its result differs from ours by {case.differences[name]:.1%}")
                 calls[name] = call
-        if "peak" in calls:
+        if "peak" in calls and not case.read:
             case.peak_flop = peak_flop()
         run.race(case, calls)
 
@@ -325,6 +364,8 @@ def report(results: Results) -> list[str]:
         f"`relu/L` on {render.measured_on(results)}, with {counts}. {render.best_of(results)} "
         "Shapes: batch × heads × queries (× keys) × D, contiguous tensors."
     ]
+    if "left out" in results.facts:
+        parts.append(results.facts["left out"])
     for mode in (FORWARD, BACKWARD):
         for dtype in dict.fromkeys(case.dtype for case in results.cases):
             cases = [case for case in results.cases if (case.dtype, case.mode) == (dtype, mode)]
@@ -332,6 +373,16 @@ def report(results: Results) -> list[str]:
                 columns = ["shape", "GFLOP/s", *(f"vs {name}" for name in PEER_NAMES.values())]
                 rows = [_row(results, name, dtype, mode, threads) for name in names]
                 parts.append(f"**{dtype}, {mode}**\n\n" + markdown_table(columns, rows))
+    reading = [
+        [case.dtype, str(case.threads), f"{case.read / best / 1e9:.1f}", render.number(case.peak_share(), ".0%")]
+        for case in results.cases
+        if case.read and (best := case.best(OURS))
+    ]
+    if reading:
+        title = (
+            "**Decoding** reads keys and values, all of them, as no weight is zero here; beside a sum that reads\n\n"
+        )
+        parts.append(title + markdown_table(["dtype", "threads", "GB/s", "of a sum"], reading))
     tiny = [
         [case.mode, case.dtype, str(case.threads), seconds(case.best(OURS)), seconds(case.best("sdpa"))]
         for mode in (FORWARD, INFERENCE, BACKWARD)

@@ -314,6 +314,11 @@ def machine() -> dict[str, Any]:
     return run_folder.machine() | {"flags": [flag for flag in FLAGS if flag in flags], "kernels": kernels}
 
 
+def multiplies_bfloat16() -> bool:
+    """Return whether this CPU has products of bfloat16, which PyTorch's own operations use."""
+    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(run_folder.cpu_flags())
+
+
 def versions() -> dict[str, str | None]:
     """Return the versions of the software, and of the compiler of the kernels."""
     try:

@@ -40,12 +40,18 @@ class Shape:
     head_dim: int = 64
     causal: bool = False
     padded: bool = False
+    positive: bool = False  # query and key, and so all scores: no weight is zero
     modes: tuple[str, ...] = (FORWARD, BACKWARD)
 
     def shrunk(self) -> "Shape":
         """Return the same kind of shape, so small that its speed means nothing: for smoke runs."""
         small = {name: min(getattr(self, name), 9) for name in ("queries", "keys")}
         return replace(self, batch=min(self.batch, 2), num_heads=min(self.num_heads, 2), head_dim=8, **small)
+
+    @property
+    def reads(self) -> bool:
+        """Whether reading keys and values takes the time, and not arithmetic."""
+        return self.queries == 1 < self.keys
 
     def lengths(self) -> list[int]:
         """Return the number of keys of each batch entry: all, or, when padded, from about 0.3 of them to all."""
@@ -81,8 +87,8 @@ SHAPES = {
         Shape("long-4096", "one longer sequence", 1, 6, 4096, 4096),
         Shape("causal-1024", "a causal decoder", 1, 8, 1024, 1024, causal=True),
         Shape("padded", "ViT-S/16's shape, sequences 0.3 to 1 of its length", 16, 6, 197, 197, padded=True),
-        Shape("decode", "one step of cached decoding", 8, 8, 1, 2048, modes=(FORWARD,)),
-        Shape("tiny", "the cost of a call", 1, 1, 1, 1, 8, modes=(FORWARD, INFERENCE, BACKWARD)),
+        Shape("decode", "one step of cached decoding", 8, 8, 1, 2048, positive=True, modes=(FORWARD,)),
+        Shape("tiny", "the cost of a call", 1, 1, 1, 1, modes=(FORWARD, INFERENCE, BACKWARD)),
     )
 }
 
@@ -164,6 +170,8 @@ def make_inputs(shape: Shape, dtype: torch.dtype, device: str = "cpu") -> Inputs
     query, key, value, grad = (
         torch.randn(shape.batch, shape.num_heads, size, shape.head_dim, generator=generator) for size in sizes
     )
+    if shape.positive:
+        query, key = query.abs(), key.abs()
     tensors = ((query * 8).round() / 8, (key * 8).round() / 8, value, grad)
     lengths = torch.tensor(shape.lengths(), device=device) if shape.padded else None
     return Inputs(*(x.to(device, dtype) for x in tensors), lengths=lengths, causal=shape.causal)

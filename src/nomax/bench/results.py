@@ -80,9 +80,10 @@ class Case:
     ours: tuple[str, ...]  # the participants that are ours, the one that matters first
     samples: dict[str, list[float]] = field(default_factory=dict)
     flop: float = 0.0  # of one call
+    read: int = 0  # bytes that one call reads, where this is what takes the time
     items: int = 0  # images or tokens of one call
     workers: int | None = None  # processes beside the main one
-    peak_flop: float | None = None
+    peak_flop: float | None = None  # of one call of the peer "peak"; its bytes, if reading takes the time
     differences: dict[str, float] = field(default_factory=dict)  # of peers that compute the same, relative to ours
     unavailable: dict[str, str] = field(default_factory=dict)  # participants that could not run, and why
 
@@ -114,7 +115,8 @@ class Case:
     def peak_share(self, name: str | None = None) -> float | None:
         """Return a participant's speed as a share of the measured peak; ours, if none is named."""
         seconds, peak = self.best(self.ours[0] if name is None else name), self.best("peak")
-        return (self.flop / seconds) / (self.peak_flop / peak) if seconds and peak and self.peak_flop else None
+        work = self.read or self.flop
+        return (work / seconds) / (self.peak_flop / peak) if seconds and peak and self.peak_flop else None
 
     @contextmanager
     def attempting(self, name: str) -> Iterator[None]:

@@ -25,6 +25,8 @@ SMALL = 4096  # numbers; below, the way to a kernel takes longer than the work o
 # Operators without an autograd formula, once they are loaded: a tiny call would notice the time to look them up.
 attend_forward: Any = None
 attend_gradients: Any = None
+attend_plain_call: Any = None
+gradients_of_plain_call: Any = None
 attend_one_part: Any = None
 gradients_of_one_part: Any = None
 _loaded = False
@@ -119,29 +121,25 @@ def attend_plainly(query: Tensor, key: Tensor, value: Tensor, phi: str | Phi) ->
     if (
         not (type(query) is type(key) is type(value) is Tensor and isinstance(phi, str | Phi))
         or torch.compiler.is_compiling()
-        or attend_forward is None
+        or attend_plain_call is None
         or (torch.is_autocast_enabled("cpu") and not _are_cast(query, key, value))
         or torch._C._are_functorch_transforms_active()
         or torch._C._is_tracing()
         or forward_ad._current_level >= 0
         or not (query.is_cpu and key.is_cpu and value.is_cpu)
-        or not (query.dim() == key.dim() == value.dim() == 4)
     ):
         return None
     try:
-        shape, key_shape = query.shape, key.shape
-        code, gain, shift = _constants(phi, key_shape[2])
-        if code is None or not (shape[1] == key_shape[1] and shape[3] and key_shape[2]):
+        settings = _settings(phi, query.shape[3], key.shape[2])
+        if settings is None:
             return None
-        differentiable = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-        settings = (code, shape[3] ** -0.5, gain, shift, None, 0.0)
         out: Tensor
-        if differentiable:
+        if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
             out = _AttendPlainly.apply(query, key, value, settings)
         else:
-            out, _ = attend_forward(query, key, value, *NO_TENSORS, *settings, False)
+            out = attend_plain_call(query, key, value, *settings)
         return out
-    except (RuntimeError, ValueError):
+    except (RuntimeError, ValueError, IndexError):
         return None  # the general way finds out what is wrong, and says it in words
 
 
@@ -151,12 +149,12 @@ def _are_cast(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 @lru_cache(maxsize=2**14)  # decoding asks for one length after the other
-def _constants(phi: str | Phi, keys: int) -> tuple[int | None, float, float]:
-    """Return the code of the activation (None: not a plain one), gain · L^-alpha and the shift."""
+def _settings(phi: str | Phi, head_dim: int, keys: int) -> tuple[int, float, float, float] | None:
+    """Return the code of the activation, the scale, gain · L^-alpha and the shift; None if it is no plain call."""
     phi = Phi.parse(phi)
-    if phi.activation not in CODES or phi.activation == "identity":
-        return None, 0.0, 0.0
-    return CODES[phi.activation], *length.constants(phi, keys)
+    if phi.activation not in CODES or phi.activation == "identity" or not (head_dim and keys):
+        return None
+    return CODES[phi.activation], head_dim**-0.5, *length.constants(phi, keys)
 
 
 def serves(x: Tensor) -> bool:
@@ -198,6 +196,7 @@ def instruction_sets() -> list[str]:
 def load() -> None:
     """Load the compiled library and tell torch all about its operators, which from then on are torch.ops.nomax."""
     global _loaded, attend_forward, attend_gradients, attend_one_part, gradients_of_one_part
+    global attend_plain_call, gradients_of_plain_call
     if _loaded:
         return
     with _lock:
@@ -205,6 +204,9 @@ def load() -> None:
             _register()
             attend_forward = torch.ops.nomax.attend_forward.default
             attend_gradients = torch.ops.nomax.attend_gradients.default
+            # Past the Python wrapper of an operator, which adds nothing here but its time.
+            attend_plain_call = torch.ops.nomax.attend_plainly.default._op
+            gradients_of_plain_call = torch.ops.nomax.attend_plainly_gradients.default._op
             attend_one_part = torch.ops.nomax.attend_part.default
             gradients_of_one_part = torch.ops.nomax.attend_part_gradients.default
             _loaded = True
@@ -229,6 +231,7 @@ def _register() -> None:
     registration.register("nomax", "fused CPU kernels")
     registration.describe("nomax::attend_forward", forward=True)
     registration.describe("nomax::attend_gradients", forward=False)
+    registration.describe_plain("nomax::attend_plainly")
     torch.library.register_fake("nomax::attend_linear", lambda query, key, value, *factors: output(query, value))
     torch.library.register_autograd("nomax::attend_linear", _backward_linear, setup_context=_save_linear)
     torch.library.register_vmap("nomax::attend_linear", _vmap_linear)
@@ -296,14 +299,17 @@ class _AttendPlainly(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, settings: tuple[Any, ...]) -> Tensor:
         ctx.save_for_backward(query, key, value)
         ctx.settings = settings
-        out: Tensor = attend_forward(query, key, value, *NO_TENSORS, *settings, False)[0]
+        out: Tensor = attend_plain_call(query, key, value, *settings)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        operator = torch.ops.nomax.attend_backward if torch.is_grad_enabled() else attend_gradients
-        query, key, value, _ = operator(grad, None, *ctx.saved_tensors, *NO_TENSORS, *ctx.settings, False)
-        return query, key, value, None
+        # A second derivative is refused by a formula, and vmap has a rule: these operators have them.
+        if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
+            operator = torch.ops.nomax.attend_backward if torch.is_grad_enabled() else attend_gradients
+            inputs = (*ctx.saved_tensors, *NO_TENSORS, *ctx.settings, None, 0.0)
+            return *operator(grad, None, *inputs, False)[:3], None
+        return *gradients_of_plain_call(grad, *ctx.saved_tensors, *ctx.settings), None
 
 
 def _attend_eagerly(*inputs: Any) -> Any:

@@ -89,6 +89,17 @@ def describe(name: str, *, forward: bool) -> None:
     register_flop_formula(operator, get_raw=False)(_flops if forward else _flops_backward)
 
 
+def describe_plain(name: str) -> None:
+    """Register shapes and operations of an operator with the arguments of the plainest call, and of its gradient."""
+    namespace, _, short = name.partition("::")
+    operators = getattr(torch.ops, namespace)
+    torch.library.register_fake(name, lambda query, key, value, *settings: output(query, value))
+    torch.library.register_fake(f"{name}_gradients", lambda grad, *inputs: tuple(map(torch.empty_like, inputs[:3])))
+    register_flop_formula(getattr(operators, short), get_raw=False)(_flops)
+    gradients = getattr(operators, f"{short}_gradients")
+    register_flop_formula(gradients, get_raw=False)(lambda grad, *inputs, **rest: _flops_backward(grad, None, *inputs))
+
+
 def shapes(*inputs: Any) -> tuple[Tensor, Tensor]:
     """Return results of attend without their numbers."""
     call = Arguments(*inputs)

@@ -161,19 +161,35 @@ struct Run {
           execute(kernel.forward, bytes, p, {s.index, head, first, std::min(piece, rows - first), nullptr});
   }
 
+  // With several shares, the rows are walked over in parts, too.
   void backward() {
     if (in.mask) grad_key.set(Dense(in.key.shape)), grad_value.set(Dense(in.value.shape));      // some are not visited
+    if (c.shares > 1) p.rows = 50;
     for (const Sequence& s : sequences(c))
-      for (int64_t head = 0; head < c.key_heads; head++) {
-        const int64_t rows = group * s.queries, share = rows * kernel.width(c.dim);
-        const int64_t piece = (s.keys + c.shares * 96 - 1) / (c.shares * 96) * 96;
-        std::vector<float> partial(size_t(c.shares > 1 ? c.shares * share : 0), NAN);
-        for (int64_t i = 0; i < c.shares; i++)
-          execute(kernel.backward, kernel.backward_bytes(p), p,
-                  {s.index, head, i * piece, piece, partial.empty() ? nullptr : &partial[size_t(i * share)]});
-        for (int64_t first = 0; c.shares > 1 && first < rows; first += ROW_BLOCK)
-          kernel.reduce(p, {s.index, head, first, std::min(ROW_BLOCK, rows - first), partial.data()});
-      }
+      for (int64_t head = 0; head < c.key_heads; head++)
+        if (!backward(s, head, false)) backward(s, head, true);
+  }
+
+  bool backward(const Sequence& s, int64_t head, bool careful) {
+    const int64_t width = kernel.width(c.dim), piece = (s.keys + c.shares * 16 - 1) / (c.shares * 16) * 16;
+    const int64_t room = type == Type::float32 ? 0 : piece * (width + kernel.width(c.value_dim));
+    std::vector<float> waiting(size_t(c.shares * room), NAN);
+    bool right = true;
+    const auto run = [&](const Problem& p, const Task& task, void* memory) {
+      right &= kernel.backward(p, task, memory, careful);
+    };
+    for (p.first_row = 0; p.first_row == 0 || p.first_row < s.queries; p.first_row += p.rows) {
+      const int64_t rows = group * std::min(p.rows, s.queries - p.first_row), share = rows * width;
+      std::vector<float> partial(size_t(c.shares > 1 ? c.shares * share : 0), NAN);
+      for (int64_t i = 0; i < c.shares; i++)
+        execute(run, kernel.backward_bytes(p), p,
+                {s.index, head, i * piece, piece, c.shares > 1 ? partial.data() + i * share : nullptr,
+                 room ? waiting.data() + i * room : nullptr});
+      for (int64_t first = 0; c.shares > 1 && first < rows; first += ROW_BLOCK)
+        kernel.reduce(p, {s.index, head, first, std::min(ROW_BLOCK, rows - first), partial.data()});
+    }
+    p.first_row = 0;
+    return right;
   }
 
   void bias() {

@@ -35,12 +35,12 @@ struct Gelu {
   NOMAX_INLINE Vec value(Vec x) {
     Vec t = at_most(14, magnitude(x)), p, q;
     tail(t, p, q);
-    return at_least(0, x) - t * exponential(t * t * -0.5f) * p / q;
+    return at_least(0, x) - t * exponential(t * t * -0.5f) * (p / q);      // the division does not wait for the exponential
   }
   NOMAX_INLINE void both(Vec x, Vec& h, Vec& d) {
     Vec t = at_most(14, magnitude(x)), p, q, bell = exponential(t * t * -0.5f);
     tail(t, p, q);
-    Vec small = bell * p / q;
+    Vec small = bell * (p / q);
     h = at_least(0, x) - t * small;
     d = choose(x > 0.0f, 1.0f - small, small) + x * bell * 0.39894228f;
   }

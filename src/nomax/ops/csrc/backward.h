@@ -4,7 +4,8 @@
 //   dS_ij = g_ij · h'(x_ij)     dV_j = Σ_i a_ij·grad_i     dK_j = scale·Σ_i dS_ij·q_i     dQ_i = scale·Σ_j dS_ij·k_j
 //
 // A task owns some keys of one head and walks over all rows: dK and dV are its own, dQ is summed into its own share, and
-// the shares are added in order afterwards. So no result depends on the number of threads.
+// the shares are added in order afterwards. So no result depends on the number of threads. Many rows are walked over in
+// parts, so that the shares stay small; between them dK and dV wait as floats.
 #pragma once
 #include "activations.h"
 #include "memory.h"
@@ -34,14 +35,15 @@ template <class H> struct Differentiate {
   static void call(const Problem& p, const Keys& keys, const Dropout& dropout, const Row& row, int64_t place,
                    int64_t first, int64_t seen, float* a, float* g, const float* bias) {
     const OfRows of_rows(p, place);
-    if (row.limit < first + seen || seen % W || bias || p.dropout > 0)
-      general(p, keys, dropout, row, of_rows, first, seen, a, g, bias);
-    else if (of_rows.log != 0)
+    if (row.limit < first + seen || bias || p.dropout > 0)
+      return general(p, keys, dropout, row, of_rows, first, seen, a, g, bias);
+    if (of_rows.log != 0)
       simple<true, true>(p, row, of_rows, seen, a, g);
     else if (of_rows.sum != 0)
       simple<true, false>(p, row, of_rows, seen, a, g);
     else
       simple<false, false>(p, row, of_rows, seen, a, g);
+    if (seen % W) g[seen] = 0;      // of what fills up the last vector, only the other half of a pair is read
   }
 
   // All keys of the block are seen, nothing is added to the scores, and no weight is dropped.
@@ -256,86 +258,121 @@ template <class Element> struct BackwardMemory {
 
   BackwardMemory(const Problem& p, Arena& arena)
       : keys(arena.take<char>(p.mask.data ? Keys::bytes(p) : 0)), block(p, arena), tile(p, arena) {
+    const int64_t rows = least(p.rows, p.queries) * (p.heads / p.key_heads);
     grad_key = arena.take<float>(GRADIENT_KEYS, round_up(p.dim, W));
     grad_value = arena.take<float>(GRADIENT_KEYS, round_up(p.value_dim, W));
-    grad_query = arena.take<float>(p.shares > 1 ? 0 : p.queries * (p.heads / p.key_heads), round_up(p.dim, W));
+    grad_query = arena.take<float>(p.shares > 1 ? 0 : rows, round_up(p.dim, W));
   }
 };
+
+// The gradient of some keys, or of their values, on its way from and to the result; or to where it waits for more rows.
+struct KeyGradient {
+  const View& result;
+  int64_t batch, head, dim, width;
+  float *sums, *waiting;               // waiting: [key of the task][width], or null, and then float32 results hold it
+
+  // j: within the block; kept: within the task; place: within the tensor.
+  void resume(int64_t j, int64_t kept, int64_t place) const {
+    float* to = sums + j * width;
+    if (waiting)
+      memcpy(to, waiting + kept * width, width * sizeof(float));
+    else
+      read_row(at(result, batch, head, place), Type::float32, 0, result.column, dim, to);
+  }
+
+  void leave(int64_t j, int64_t kept, int64_t place, bool last, float scale) const {
+    const float* from = sums + j * width;
+    if (!last && waiting)
+      memcpy(waiting + kept * width, from, width * sizeof(float));
+    else
+      write_row(from, last ? scale : 1.0f, dim, at(result, batch, head, place), result.type, 0, result.column);
+  }
+};
+
+// The rows of each head of a sequence that are walked over now, as far as there are.
+NOMAX_INLINE int64_t rows_now(const Problem& p, const Sequence& s) {
+  return most(0, least(p.rows, s.queries - p.first_row));
+}
 
 static void write_query_gradient(const Problem& p, const Sequence& s, int64_t head, const float* from, int64_t first,
                                  int64_t count) {
   const int64_t width = round_up(p.dim, W);
-  for (int64_t r = first; r < first + count; r++)
-    write_row(from + r * width, p.scale, p.dim, at(p.grad_query, s.batch, head, s.query + r), p.grad_query.type, 0,
-              p.grad_query.column);
+  for (int64_t r = 0; r < count; r++)
+    write_row(from + r * width, p.scale, p.dim, at(p.grad_query, s.batch, head, s.query + first + r), p.grad_query.type,
+              0, p.grad_query.column);
 }
 
-// False if a gradient is not finite and may owe that to a row or key that it does not see: see try_forward.
-template <class Element> static bool try_backward(const Problem& p, const Task& task, void* workspace, bool careful) {
+// False if a gradient is not finite and may owe that to a row or key that it does not see: see try_forward. Then all rows
+// of the head must be walked over again, and carefully.
+template <class Element> static bool backward_keys(const Problem& p, const Task& task, void* workspace, bool careful) {
   Arena arena{static_cast<char*>(workspace)};
   BackwardMemory<Element> memory(p, arena);
   const Sequence s = sequence(p, task.sequence);
+  const int64_t rows = rows_now(p, s);
+  if (rows == 0 && p.first_row > 0) return true;
   const int64_t group = p.heads / p.key_heads, first_head = task.head * group;
   const int64_t width = round_up(p.dim, W), value_width = round_up(p.value_dim, W);
   const Keys keys(p, s, first_head, group, memory.keys);
   const Source key_source = source(p.key, s.batch, task.head, s.key, keys.index);
   const Source value_source = source(p.value, s.batch, task.head, s.key, keys.index);
   const Dropout dropout(p.dropout);
+  const bool last = p.first_row + rows >= s.queries;
+  const KeyGradient of_keys{p.grad_key, s.batch, task.head, p.dim, width, memory.grad_key, task.waiting};
+  const KeyGradient of_values{p.grad_value,      s.batch,           task.head,
+                              p.value_dim,       value_width,       memory.grad_value,
+                              task.waiting ? task.waiting + task.count * width : nullptr};
   memory.tile.careful = careful;
   bool mixed = false;
   Vec zeros{};
 
   float* grad_query = task.partial ? task.partial : memory.grad_query;
-  memset(grad_query, 0, group * s.queries * width * sizeof(float));
+  memset(grad_query, 0, group * rows * width * sizeof(float));
 
   const int64_t end = least(keys.count, task.first + task.count);
   const int64_t key_piece = even_piece(end - task.first, GRADIENT_KEYS, W);
-  const int64_t row_piece = even_piece(s.queries, GRADIENT_ROWS, 1);
+  const int64_t row_piece = even_piece(rows, GRADIENT_ROWS, 1);
   for (int64_t k = task.first; k < end; k += key_piece) {
     const int64_t count = least(key_piece, end - k);
-    memory.block.pack(p, key_source, value_source, k, count);
     memset(memory.grad_key, 0, count * width * sizeof(float));
     memset(memory.grad_value, 0, count * value_width * sizeof(float));
-    const int64_t blind = p.causal ? most(0, k - p.diagonal) / row_piece * row_piece : 0;
+    for (int64_t j = 0; j < count && p.first_row > 0; j++) {
+      const int64_t kept = k + j - task.first, place = s.key + keys.place(k + j);
+      of_keys.resume(j, kept, place);
+      of_values.resume(j, kept, place);
+    }
+    const int64_t blind = p.causal ? most(0, k - p.diagonal - p.first_row) / row_piece * row_piece : 0;
+    if (blind < rows) memory.block.pack(p, key_source, value_source, k, count);
     for (int64_t head = first_head; head < first_head + group; head++)
-      for (int64_t r = blind; r < s.queries; r += row_piece) {
-        const int64_t size = least(row_piece, s.queries - r);
-        if (!memory.tile.compute(p, s, keys, dropout, head, r, size, memory.block)) continue;
-        memory.tile.add_key_gradients(p, s, head, r, memory.grad_key, memory.grad_value);
-        memory.tile.add_query_gradient(p, memory.block, grad_query + ((head - first_head) * s.queries + r) * width);
+      for (int64_t r = blind; r < rows; r += row_piece) {
+        const int64_t size = least(row_piece, rows - r), row = p.first_row + r;
+        if (!memory.tile.compute(p, s, keys, dropout, head, row, size, memory.block)) continue;
+        memory.tile.add_key_gradients(p, s, head, row, memory.grad_key, memory.grad_value);
+        memory.tile.add_query_gradient(p, memory.block, grad_query + ((head - first_head) * rows + r) * width);
         mixed |= memory.tile.strangers;
       }
+    if (mixed) zeros += zeros_of(memory.grad_key, count * width) + zeros_of(memory.grad_value, count * value_width);
     for (int64_t j = 0; j < count; j++) {
-      const int64_t place = s.key + keys.place(k + j);
-      if (mixed)
-        zeros += zeros_of(memory.grad_key + j * width, width) + zeros_of(memory.grad_value + j * value_width, value_width);
-      write_row(memory.grad_key + j * width, p.scale, p.dim, at(p.grad_key, s.batch, task.head, place), p.grad_key.type,
-                0, p.grad_key.column);
-      write_row(memory.grad_value + j * value_width, 1, p.value_dim, at(p.grad_value, s.batch, task.head, place),
-                p.grad_value.type, 0, p.grad_value.column);
+      const int64_t kept = k + j - task.first, place = s.key + keys.place(k + j);
+      of_keys.leave(j, kept, place, last, p.scale);
+      of_values.leave(j, kept, place, last, 1);
     }
   }
-  if (mixed) zeros += zeros_of(grad_query, group * s.queries * width);
+  if (mixed) zeros += zeros_of(grad_query, group * rows * width);
   if (!task.partial)
     for (int64_t head = 0; head < group; head++)
-      write_query_gradient(p, s, first_head + head, grad_query + head * s.queries * width, 0, s.queries);
+      write_query_gradient(p, s, first_head + head, grad_query + head * rows * width, p.first_row, rows);
   return careful || total(zeros) == 0;
 }
 
-template <class Element> static void backward_keys(const Problem& p, const Task& task, void* workspace) {
-  if (!try_backward<Element>(p, task, workspace, false)) try_backward<Element>(p, task, workspace, true);
-}
-
-// Adds the shares of rows [first, first + count) of a group in their order, and writes the sum.
+// Adds the shares of rows [first, first + count) of a group's rows now in their order, and writes the sum.
 static void reduce_query_gradient(const Problem& p, const Task& task) {
   const Sequence s = sequence(p, task.sequence);
-  const int64_t group = p.heads / p.key_heads, width = round_up(p.dim, W), share = group * s.queries * width;
+  const int64_t group = p.heads / p.key_heads, width = round_up(p.dim, W), rows = rows_now(p, s), share = group * rows * width;
   for (int64_t part = 1; part < p.shares; part++)
     for (int64_t i = task.first * width; i < (task.first + task.count) * width; i += W)
       store(task.partial + i, load(task.partial + i) + load(task.partial + part * share + i));
   for (int64_t r = task.first; r < task.first + task.count; r++)
-    write_query_gradient(p, s, task.head * group + r / s.queries, task.partial + r / s.queries * s.queries * width,
-                         r % s.queries, 1);
+    write_query_gradient(p, s, task.head * group + r / rows, task.partial + r * width, p.first_row + r % rows, 1);
 }
 
 // The gradient of the mask's numbers, in the mask's own shape: a task owns some of its rows (or, if it has one row for

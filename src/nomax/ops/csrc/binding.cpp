@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -170,6 +171,14 @@ void set_shapes(Problem& p, const Tensor& query, const Tensor& key, const Tensor
                                "kernels take sizes below 2^31. If it is meant, cut the call into several.");
 }
 
+void set_phi(Problem& p, int64_t activation, double scale, double gain, double shift) {
+  STD_TORCH_CHECK(activation >= 0 && activation <= int64_t(Activation::cube), "nomax: unknown activation ", activation);
+  p.activation = Activation(activation);
+  p.scale = float(scale);
+  p.gain = float(gain);
+  p.shift = float(shift);
+}
+
 Problem problem(const Tensor& query, const Tensor& key, const Tensor& value, const Optional& mask,
                 const Optional& row_gain, const Optional& row_shift, const Optional& seed, const Optional& query_offsets,
                 const Optional& key_offsets, int64_t activation, double scale, double gain, double shift,
@@ -185,11 +194,7 @@ Problem problem(const Tensor& query, const Tensor& key, const Tensor& value, con
   set_mask(p, mask);
   set_rows(p.row_gain, row_gain, p, "row_gain");
   set_rows(p.row_shift, row_shift, p, "row_shift");
-  STD_TORCH_CHECK(activation >= 0 && activation <= int64_t(Activation::cube), "nomax: unknown activation ", activation);
-  p.activation = Activation(activation);
-  p.scale = float(scale);
-  p.gain = float(gain);
-  p.shift = float(shift);
+  set_phi(p, activation, scale, gain, shift);
   p.causal = diagonal.has_value();
   p.diagonal = diagonal.value_or(0);
   STD_TORCH_CHECK(!p.causal || !p.mask.data, "nomax: a mask and a diagonal exclude each other");
@@ -199,6 +204,16 @@ Problem problem(const Tensor& query, const Tensor& key, const Tensor& value, con
                     "nomax: dropout needs a seed, one int64 on the CPU");
     p.seed = uint64_t(*static_cast<const int64_t*>(seed->data_ptr()));
   }
+  return p;
+}
+
+// The plainest one: as many heads of keys as of queries, and nothing else than these.
+Problem plain_problem(const Tensor& query, const Tensor& key, const Tensor& value, int64_t activation, double scale,
+                      double gain, double shift) {
+  Problem p;
+  set_shapes(p, query, key, value);
+  STD_TORCH_CHECK(p.heads == p.key_heads && p.dim && p.keys, "nomax: not the plainest call");
+  set_phi(p, activation, scale, gain, shift);
   return p;
 }
 
@@ -358,6 +373,12 @@ std::tuple<Tensor, Tensor> attend(
   return run_forward(p, query_offsets, query.scalar_type(), rows);
 }
 
+// The plainest call, which is over before torch has looked at all the arguments of the others.
+Tensor attend_plainly(Tensor query, Tensor key, Tensor value, int64_t activation, double scale, double gain, double shift) {
+  Problem p = plain_problem(query, key, value, activation, scale, gain, shift);
+  return std::get<0>(run_forward(p, {}, query.scalar_type(), false));
+}
+
 // A part of a larger problem: it has the coins of the whole, and its results are float32, for others to be added.
 std::tuple<Tensor, Tensor> attend_part(
     Tensor query, Tensor key, Tensor value, Optional mask, Optional row_gain, Optional row_shift, Optional seed,
@@ -369,39 +390,78 @@ std::tuple<Tensor, Tensor> attend_part(
   return run_forward(p, query_offsets, ScalarType::Float, rows);
 }
 
-// One task per share of a head's keys; heads go in waves, so that the shares of dQ that wait to be added stay few.
-void run_backward(const Kernel& k, Problem& p, int64_t count) {
-  const int64_t threads = torch::stable::get_num_threads(), group = p.heads / p.key_heads;
-  int64_t longest = p.query_offsets ? 0 : p.keys;
-  for (int64_t s = 0; p.query_offsets && s < count; s++) longest = std::max(longest, length(p, s).keys);
-  p.shares = std::clamp(pieces(longest, 512), int64_t(1), int64_t(8));
-  const int64_t heads = count * p.key_heads;
-  const int64_t wave = p.shares == 1 ? MANY : std::max(int64_t(1), pieces(4 * threads, p.shares));
+// How a backward pass is cut: one task per share of a head's keys. Heads go in waves and rows in parts, so that the shares
+// of dQ that wait to be added stay few and small.
+struct Cut {
+  int64_t wave = MANY, width, share, room = 0;      // heads; floats: of a row, of a share of dQ, of waiting dK and dV
+  Memory shares, waiting;
 
-  Memory shares;
-  const int64_t share = product(group * p.queries, k.width(p.dim));      // of the longest sequence, or more
-  const int64_t share_bytes = product(product(wave * p.shares, share), int64_t(sizeof(float)));
-  if (p.shares > 1) shares = allocate("the shares of the query gradient", share_bytes);
-  for (int64_t first = 0; first < heads; first += wave) {
+  Cut(const Kernel& k, Problem& p, int64_t heads, Length longest) : width(k.width(p.dim)) {
+    constexpr int64_t SHARES = int64_t(5) << 20;    // bytes of the shares of one head
+    const int64_t group = p.heads / p.key_heads, threads = torch::stable::get_num_threads();
+    p.shares = std::clamp(pieces(longest.keys, 512), int64_t(1), int64_t(16));
+    const int64_t row_bytes = product(product(group * p.shares, width), int64_t(sizeof(float)));
+    const int64_t parts = pieces(longest.queries, std::max(BIAS_BLOCK, SHARES / std::max(row_bytes, int64_t(1))));
+    p.rows = pieces(pieces(longest.queries, parts), BIAS_BLOCK) * BIAS_BLOCK;
+    const bool waits = parts > 1 && p.grad_key.type != Type::float32;      // float32 results hold the sums themselves
+    if (p.shares > 1 || waits) wave = std::min(heads, pieces(8 * threads, p.shares));
+    share = product(group * std::min(p.rows, longest.queries), width);
+    if (waits) room = product(keys_of_task(p, longest.keys), width + k.width(p.value_dim));
+    if (p.shares > 1) shares = floats("the shares of the query gradient", p, share);
+    if (waits) waiting = floats("the sums of the key gradients", p, room);
+  }
+
+  Memory floats(const char* what, const Problem& p, int64_t count) const {
+    return allocate(what, product(product(wave * p.shares, count), int64_t(sizeof(float))));
+  }
+
+  static int64_t keys_of_task(const Problem& p, int64_t keys) { return pieces(pieces(keys, p.shares), 16) * 16; }
+};
+
+// The gradients of some heads, of which the first one of the wave is `first`. Returns those that must be done carefully.
+std::vector<int64_t> run_heads(const Kernel& k, Problem& p, const Cut& cut, int64_t first, const std::vector<int64_t>& heads,
+                               int64_t longest, bool careful) {
+  std::vector<std::atomic<bool>> wrong(heads.size());
+  for (p.first_row = 0; p.first_row < longest; p.first_row += p.rows) {
     std::vector<Task> tasks, sums;
-    const int64_t last = std::min(heads, first + wave);
-    for (int64_t h = first; h < last; h++) {
-      Task task{h / p.key_heads, h % p.key_heads, 0, 0, nullptr};
-      const Length size = length(p, task.sequence);
-      float* partial = p.shares > 1 ? static_cast<float*>(shares.get()) + (h - first) * p.shares * share : nullptr;
-      const int64_t rows = group * size.queries, piece = pieces(pieces(size.keys, p.shares), 96) * 96;
-      for (int64_t i = 0; i < p.shares; i++) {
-        task.first = i * piece;
-        task.count = piece;
-        task.partial = partial ? partial + i * rows * k.width(p.dim) : nullptr;
-        tasks.push_back(task);
-      }
-      if (!partial) continue;
-      for (int64_t row = 0; row < rows; row += ROW_BLOCK)
-        sums.push_back({task.sequence, task.head, row, std::min(ROW_BLOCK, rows - row), partial});
+    for (const int64_t h : heads) {
+      const int64_t sequence = h / p.key_heads, head = h % p.key_heads, slot = (h - first) * p.shares;
+      const Length size = length(p, sequence);
+      const int64_t rows = p.heads / p.key_heads * std::clamp(size.queries - p.first_row, int64_t(0), p.rows);
+      const int64_t keys = Cut::keys_of_task(p, size.keys);
+      float* partial = cut.shares ? static_cast<float*>(cut.shares.get()) + slot * cut.share : nullptr;
+      float* waiting = cut.waiting ? static_cast<float*>(cut.waiting.get()) + slot * cut.room : nullptr;
+      for (int64_t i = 0; i < p.shares; i++)
+        tasks.push_back({sequence, head, i * keys, keys, partial ? partial + i * rows * cut.width : nullptr,
+                         waiting ? waiting + i * cut.room : nullptr});
+      for (int64_t row = 0; partial && row < rows; row += ROW_BLOCK)
+        sums.push_back({sequence, head, row, std::min(ROW_BLOCK, rows - row), partial});
     }
-    run(tasks, k.backward_bytes(p), 2 * operations(p), [&](const Task& task, void* memory) { k.backward(p, task, memory); });
+    run(tasks, k.backward_bytes(p), 2 * operations(p), [&](const Task& task, void* memory) {
+      const int64_t index = (&task - tasks.data()) / p.shares;
+      if (!k.backward(p, task, memory, careful)) wrong[size_t(index)] = true;
+    });
     run(sums, 0, operations(p), [&](const Task& task, void*) { k.reduce(p, task); });
+  }
+  std::vector<int64_t> again;
+  for (size_t i = 0; i < heads.size(); i++)
+    if (wrong[i]) again.push_back(heads[i]);
+  return again;
+}
+
+void run_backward(const Kernel& k, Problem& p, int64_t count) {
+  Length longest = p.query_offsets ? Length{0, 0} : Length{p.queries, p.keys};
+  for (int64_t s = 0; p.query_offsets && s < count; s++) {
+    longest.queries = std::max(longest.queries, length(p, s).queries);
+    longest.keys = std::max(longest.keys, length(p, s).keys);
+  }
+  const int64_t all = count * p.key_heads;
+  const Cut cut(k, p, all, longest);
+  for (int64_t first = 0; first < all; first += cut.wave) {
+    std::vector<int64_t> heads(size_t(std::min(cut.wave, all - first)));
+    std::iota(heads.begin(), heads.end(), first);
+    heads = run_heads(k, p, cut, first, heads, longest.queries, false);
+    if (!heads.empty()) run_heads(k, p, cut, first, heads, longest.queries, true);
   }
 }
 
@@ -467,6 +527,14 @@ Gradients attend_backward(
   Problem p = problem(query, key, value, mask, row_gain, row_shift, seed, query_offsets, key_offsets, activation, scale,
                       gain, shift, diagonal, dropout);
   return run_gradients(p, grad, grad_statistics, query, key, value, mask, query_offsets, query.scalar_type(), bias);
+}
+
+std::tuple<Tensor, Tensor, Tensor> attend_plainly_gradients(
+    Tensor grad, Tensor query, Tensor key, Tensor value, int64_t activation, double scale, double gain, double shift) {
+  Problem p = plain_problem(query, key, value, activation, scale, gain, shift);
+  auto [grad_query, grad_key, grad_value, none] =
+      run_gradients(p, grad, {}, query, key, value, {}, {}, query.scalar_type(), false);
+  return {grad_query, grad_key, grad_value};
 }
 
 Gradients attend_part_gradients(
@@ -714,6 +782,9 @@ STABLE_TORCH_LIBRARY(nomax, m) {
   m.def("attend_forward(" NOMAX_ARGUMENTS ", bool rows) -> (Tensor, Tensor)");
   m.def("attend_gradients(Tensor grad, Tensor? grad_statistics, " NOMAX_ARGUMENTS
         ", bool bias) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def("attend_plainly(Tensor query, Tensor key, Tensor value, int activation, float scale, float gain, float shift) -> Tensor");
+  m.def("attend_plainly_gradients(Tensor grad, Tensor query, Tensor key, Tensor value, int activation, float scale, "
+        "float gain, float shift) -> (Tensor, Tensor, Tensor)");
   m.def("attend_part(" NOMAX_ARGUMENTS
         ", int first_batch, int first_query, int first_key, bool rows) -> (Tensor, Tensor)");
   m.def("attend_part_gradients(Tensor grad, Tensor? grad_statistics, " NOMAX_ARGUMENTS
@@ -734,6 +805,8 @@ STABLE_TORCH_LIBRARY(nomax, m) {
 STABLE_TORCH_LIBRARY_IMPL(nomax, CPU, m) {
   m.impl("attend", TORCH_BOX(&nomax::attend));
   m.impl("attend_forward", TORCH_BOX(&nomax::attend));
+  m.impl("attend_plainly", TORCH_BOX(&nomax::attend_plainly));
+  m.impl("attend_plainly_gradients", TORCH_BOX(&nomax::attend_plainly_gradients));
   m.impl("attend_backward", TORCH_BOX(&nomax::attend_backward));
   m.impl("attend_gradients", TORCH_BOX(&nomax::attend_backward));
   m.impl("attend_part", TORCH_BOX(&nomax::attend_part));

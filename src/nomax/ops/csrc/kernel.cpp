@@ -29,7 +29,9 @@ static int64_t bias_bytes(const Problem& p) { return NOMAX_BY_TYPE(bytes_bias, p
 static int64_t linear_bytes(const Problem& p) { return bytes_of<LinearMemory>(p); }
 
 static void forward(const Problem& p, const Task& t, void* workspace) { NOMAX_BY_TYPE(forward_rows, p, p, t, workspace); }
-static void backward(const Problem& p, const Task& t, void* workspace) { NOMAX_BY_TYPE(backward_keys, p, p, t, workspace); }
+static bool backward(const Problem& p, const Task& t, void* workspace, bool careful) {
+  return NOMAX_BY_TYPE(backward_keys, p, p, t, workspace, careful);
+}
 static void bias(const Problem& p, const Task& t, void* workspace) { NOMAX_BY_TYPE(bias_gradient, p, p, t, workspace); }
 
 }  // namespace NOMAX_ISA

@@ -39,6 +39,7 @@ struct Problem {
   float* grad_bias = nullptr;                                 // contiguous, in the mask's own (un-expanded) shape
   int64_t bias_shape[4] = {0, 0, 0, 0};
   int64_t shares = 1;                                         // in how many tasks the keys of one head are cut
+  int64_t first_row = 0, rows = int64_t(1) << 31;             // of every head: those that a backward task walks over
 };
 
 // Numbers of bytes: a product, and a sum rounded up to cache lines, that stay at TOO_MANY_BYTES instead of wrapping.
@@ -60,6 +61,7 @@ struct Task {
   int64_t sequence, head;      // head: of the keys (forward, backward), or of the bias (bias gradient)
   int64_t first, count;        // rows of the group's queries (forward), or keys (backward)
   float* partial;              // backward: where this task sums its share of the query gradient
+  float* waiting = nullptr;    // backward: where dK and dV wait for the next rows, if the results are too coarse for that
 };
 
 constexpr int64_t GELU_SUMS = 4;       // sums of columns that rows take turns with: short sums are exact
@@ -119,7 +121,7 @@ struct Kernel {
   int64_t (*forward_bytes)(const Problem&);
   void (*forward)(const Problem&, const Task&, void* workspace);
   int64_t (*backward_bytes)(const Problem&);
-  void (*backward)(const Problem&, const Task&, void* workspace);
+  bool (*backward)(const Problem&, const Task&, void* workspace, bool careful);      // false: again, and carefully
   void (*reduce)(const Problem&, const Task&);                      // adds the shares of a query gradient, in order
   int64_t (*bias_bytes)(const Problem&);
   void (*bias)(const Problem&, const Task&, void* workspace);
