@@ -523,7 +523,7 @@ Tensor attend_linear(Tensor query, Tensor key, Tensor value, double factor, Opti
 
 // In float32. Which slots make a task never depends on the number of threads.
 Tensor look_up(Tensor x, Optional gates, Tensor keys, Tensor values, int64_t activation, double shift) {
-  constexpr int64_t PIECE = 1 << 18, LONGEST = 512;      // numbers of a matrix that a task reads; terms of a running sum
+  constexpr int64_t PIECE = 1 << 18, LONGEST = 128;      // numbers of a matrix that a task reads; terms of a running sum
   STD_TORCH_CHECK(x.is_cpu() && x.dim() == 2 && x.is_contiguous() && x.size(0) >= 1 && x.size(0) <= MOST_TOKENS,
                   "nomax: look_up takes 1 to 6 contiguous rows on the CPU");
   const Type type = type_of(x, "x");
