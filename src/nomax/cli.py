@@ -55,6 +55,7 @@ COMMANDS = {
     "bench translate": ("nomax.bench.translate", "measure ReLUFormer against softmax, entmax and Marian"),
     "bench decode": ("nomax.bench.decode", "measure decoding with a long context against softmax and Llama"),
     "bench memory": ("nomax.bench.memory", "measure memories of many slots against plain PyTorch"),
+    "bench zeros": ("nomax.bench.zeros", "measure what exact zeros save in decoding, against dense layers"),
     "bench convert": ("nomax.bench.convert", "measure a converted text encoder against the original"),
     "bench probe": ("nomax.bench.probe", "measure the few-shot probe against scikit-learn's ridge classifier"),
 }

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nomax.nn import Memory, memory
-from nomax.ops import length
 
 PHIS = (
     "relu", "softmax", "gelu", "relu2/L^2", "1.5*softplus(x-0.3)/L^0.5", "sigmoid(x-log L)", "relu(x-sqrt(2 log L))",
@@ -257,6 +256,7 @@ def test_keys_and_values_start_xavier_uniform() -> None:
 
 def test_what_is_printed_says_the_phi() -> None:
     assert repr(Memory(8, 20, phi="relu2/L")) == "Memory(8, slots=20, phi='relu2/L')"
+    assert repr(Memory(8, 20, gated=True)) == "Memory(8, slots=20, phi='relu', gated=True)"
 
 
 @pytest.mark.parametrize(
@@ -265,6 +265,8 @@ def test_what_is_printed_says_the_phi() -> None:
         (lambda: Memory(0, 4), "dim=0 must be an integer of at least 1"),
         (lambda: Memory(4, 2.5), r"slots=2\.5"),
         (lambda: Memory(4, 4, block=0), "block=0"),
+        (lambda: Memory(4, 4, block=2, gated=True), "block=2 does not go with gated=True.*Leave out either"),
+        (lambda: Memory(4, 4, phi="softmax", gated=True), 'phi="softmax" does not go with gated=True'),
         (lambda: Memory(4, 4, phi="rellu"), "did you mean 'relu'"),
         (lambda: Memory(4, 4, phi="entmax15"), 'phi="entmax15" needs all slots at once.*softmax'),
         (lambda: Memory(4, 4)(torch.randn(2, 5)), r"x must be \[\.\.\., 4\], got \[2, 5\]"),
@@ -291,27 +293,101 @@ def test_many_slots_in_blocks_are_as_exact_as_the_plain_formula() -> None:
         assert (ours - exact).abs().mean() < 1.4 * (plain - exact).abs().mean()
 
 
+@pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("phi", ["relu", "relu2/L", "2*relu(x-1.5)"])
 @pytest.mark.parametrize("tokens", [1, 6])
 def test_a_few_tokens_are_looked_up_as_exactly_and_without_reading_values_of_zero_weight(
-    tokens: int, phi: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    tokens: int, phi: str, dtype: torch.dtype, gated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, x = Memory(64, 1000, phi=phi).to(dtype), torch.randn(tokens, 64).to(dtype)
+    module, x = Memory(64, 1000, phi=phi, gated=gated).to(dtype), torch.randn(tokens, 64).to(dtype)
+    exact = copy.deepcopy(module).double()
     with torch.no_grad():
-        module.keys.mul_(3)
-        plain = memory._at_once(x, module.keys, module.values, module.phi.activation, module.phi.shift)
-        exact = copy.deepcopy(module).double()
-        factor, _ = length.constants(module.phi, 1000)
-        wanted = factor * memory._at_once(x.double(), exact.keys, exact.values, module.phi.activation, module.phi.shift)
+        for scored in (module, exact):
+            (scored.gates if gated else scored.keys).mul_(3)
+        plain = module.weights(x) @ module.values
+        wanted = exact.weights(x.double()) @ exact.values
         few = module(x)
-        assert_precise(few, plain * factor, wanted)
+        assert_precise(few, plain, wanted)
         unused = (exact.weights(x.double()) == 0).all(0)
         if tokens == 1 and "1.5" in phi:
             assert unused.double().mean() > 0.6
-            module.values[unused] = torch.nan
+            for rows in (module.values, module.keys) if gated else (module.values,):
+                rows[unused] = torch.nan
             assert torch.equal(module(x), few)
     seven = torch.randn(7, 64).to(dtype)
-    monkeypatch.setattr(memory, "_read_few", None)  # neither for more tokens, nor in training
+    monkeypatch.setattr(memory, "look_up", None)  # neither for more tokens, nor in training
     module(seven)
     module(x).sum().backward()
+
+
+@pytest.mark.parametrize("phi", ["relu", "0.5*silu(x-0.1)/L^0.5", "relu2/L"])
+def test_a_gated_memory_is_three_linear_layers_weight_for_weight(phi: str) -> None:
+    ours = Memory(12, 32, phi=phi, gated=True).double()
+    assert {name: tuple(p.shape) for name, p in ours.state_dict().items()} == dict.fromkeys(
+        ("keys", "values", "gates"), (32, 12)
+    )
+    gate, up, down = (nn.Linear(*size, bias=False).double() for size in ((12, 32), (12, 32), (32, 12)))
+    with torch.no_grad():
+        gate.weight.copy_(ours.gates)
+        up.weight.copy_(ours.keys)
+        down.weight.copy_(ours.values.T)
+    h = {"relu": torch.relu, "relu2/L": lambda s: s.relu() ** 2 / 32}.get(
+        phi, lambda s: 0.5 * nn.functional.silu(s - 0.1) / math.sqrt(32)
+    )
+    x, weight = torch.randn(2, 7, 12).double(), torch.randn(2, 7, 12).double()
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    outs = [ours(inputs[0]), down(h(gate(inputs[1])) * up(inputs[1]))]
+    for out in outs:
+        (out * weight).sum().backward()
+    close = torch.testing.assert_close
+    close(*outs)
+    close(ours.weights(x), h(gate(x)) * up(x))
+    close(inputs[0].grad, inputs[1].grad)
+    close(ours.gates.grad, gate.weight.grad)
+    close(ours.keys.grad, up.weight.grad)
+    close(ours.values.grad, down.weight.grad.T)
+    with torch.no_grad():  # many tokens, and with float32 a few
+        close(ours(x), outs[1])
+        close(ours.float()(x[0, :2].float()), outs[1][0, :2].float())
+
+
+def test_a_gated_memory_has_second_derivatives_and_is_transformed_and_exported() -> None:
+    module, x = Memory(4, 7, phi="silu", gated=True).double(), torch.randn(5, 4).double()
+
+    def call(*tensors: Tensor) -> Tensor:
+        names = ("keys", "values", "gates")
+        return torch.func.functional_call(module, dict(zip(names, tensors[1:], strict=True)), tensors[0])
+
+    leaves = [each.detach().clone().requires_grad_() for each in (x, module.keys, module.values, module.gates)]
+    assert torch.autograd.gradcheck(call, leaves)
+    assert torch.autograd.gradgradcheck(call, leaves)
+    found = torch.func.vmap(torch.func.jacrev(module))(x)
+    want = torch.stack([torch.autograd.functional.jacobian(module, token) for token in x])
+    torch.testing.assert_close(found, want)
+    shapes = ({0: torch.export.Dim("tokens", min=2, max=512)},)
+    exported = torch.export.export(module, (x,), dynamic_shapes=shapes).module()
+    torch.testing.assert_close(exported(x[:3]), module(x[:3]))
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_compiled_memory_serves_few_tokens_and_many(gated: bool) -> None:
+    module = Memory(64, 100, gated=gated)
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        for tokens in (1, 4, 9):
+            x = torch.randn(tokens, 64)
+            torch.testing.assert_close(compiled(x), module(x))
+
+
+@pytest.mark.parametrize("tokens", [2, 9])
+def test_a_gated_memory_keeps_the_precision_of_autocast_and_of_its_input(tokens: int) -> None:
+    module, x = Memory(64, 100, gated=True, norm=True), torch.randn(tokens, 64)
+    want = module(x)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        casted = module(x)
+    with torch.no_grad():
+        converted = module(x.bfloat16())
+    assert casted.dtype == converted.dtype == torch.bfloat16
+    for got in (casted, converted):
+        assert (got - want).abs().max() < 0.03 * want.abs().max()

@@ -156,7 +156,7 @@ def _measure_speed(options: Options, run: Run, models: dict[str, ReLUFormer], dt
     with failures.attempting(GENERATE):
         kind, calls[GENERATE] = faster_generation(llama(models[phi].config, dtype), caches, options.tokens)
         run.results.facts["generate's cache"][place] = kind
-    numbers = torch.ones(2**16 if options.smoke else READ)
+    numbers = numbers_to_read(options.smoke)
     weights = sum(weight.nbytes for weight in models[phi].parameters())
     for threads in options.threads:
         case = Case(shape(context), dtype, DECODING, threads, ours=(phi,), items=options.tokens)
@@ -165,6 +165,11 @@ def _measure_speed(options: Options, run: Run, models: dict[str, ReLUFormer], dt
         case.flop, case.peak_flop = float(options.tokens * (weights + cache_bytes(caches))), float(numbers.nbytes)
         run.race(case, {**calls, PEAK: numbers.sum})
     return True
+
+
+def numbers_to_read(smoke: bool) -> Tensor:
+    """Return float32 numbers whose sum measures how fast memory is read; a few only, in a smoke run."""
+    return torch.ones(2**16 if smoke else READ)
 
 
 def make_models(ours: ReLUFormer, dtype: str) -> dict[str, ReLUFormer]:

@@ -1,9 +1,8 @@
-"""A feed-forward layer as a memory of learned slots: φ(x·Kᵀ)·V.
+"""A feed-forward layer as a memory of learned slots: φ(x·Kᵀ)·V, or with a gate (φ(x·Gᵀ) ∘ x·Kᵀ)·V.
 
 n tokens (all leading dimensions of x flattened) and S slots, each `dim` wide.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from nomax.nn.layers import SLOW, LayerNorm
-from nomax.ops import cpu, length
-from nomax.ops.api import attention
+from nomax.ops import length
+from nomax.ops.look_up import look_up, serves
 from nomax.ops.problem import as_it_is, autocasts, wide
 from nomax.phi import ACTIVATIONS, ROW_MAPS, SOFTMAX, Phi
 
@@ -22,10 +21,6 @@ KEPT = 2**23
 # Weights in a block: the work between its products then stays in the CPU cache, which pays for most of the seventh.
 # Blocks narrower than this would slow the products down.
 BLOCK, NARROWEST = 2**20, 512
-# In inference, up to this many tokens are looked up by the kernel of attention: it reads keys and values once, and not
-# those values whose weights are zero for every token. Its work is cut into parts, for threads to share.
-FEW, PARTS = 6, 8
-WITH_ZEROS = ("relu", "relu2", "relu6")
 
 
 class Memory(nn.Module):
@@ -35,12 +30,22 @@ class Memory(nn.Module):
         Any pointwise φ works; its L is the number of slots.
     norm: LayerNorm of the result.
     block: the number of slots to compute at a time; None chooses blocks that use little memory.
+    gated: give every slot a gate beside its key, (φ(x·Gᵀ) ∘ x·Kᵀ)·V: with "relu" that is ReGLU without biases, with
+        "gelu" GEGLU, with "silu" SwiGLU. φ must be pointwise, and there are no blocks: all weights are made at once.
 
-    keys and values, [slots, dim] each, start Xavier-uniform, as the two matrices of a feed-forward layer do.
+    keys, values and gates, [slots, dim] each, start Xavier-uniform, as the matrices of a feed-forward layer do. In
+    inference on a CPU, up to six tokens read only the rows of values, and if gated of keys, that φ is not zero for.
     """
 
     def __init__(
-        self, dim: int, slots: int, *, phi: str | Phi = "relu", norm: bool = False, block: int | None = None
+        self,
+        dim: int,
+        slots: int,
+        *,
+        phi: str | Phi = "relu",
+        norm: bool = False,
+        block: int | None = None,
+        gated: bool = False,
     ) -> None:
         super().__init__()
         for name, value in (("dim", dim), ("slots", slots), ("block", 1 if block is None else block)):
@@ -52,51 +57,69 @@ class Memory(nn.Module):
                 f'phi="{self.phi}" needs all slots at once, which a memory never has. Use "softmax", or a pointwise φ '
                 'such as "relu".'
             )
+        if gated and (block is not None or self.phi.activation == SOFTMAX):
+            wrong = f'phi="{self.phi}"' if block is None else f"block={block}"
+            raise ValueError(
+                f"{wrong} does not go with gated=True, which takes a pointwise φ and makes all weights at once. "
+                "Leave out either."
+            )
         self.keys = nn.Parameter(torch.empty(slots, dim))
         self.values = nn.Parameter(torch.empty(slots, dim))
+        self.gates = nn.Parameter(torch.empty(slots, dim)) if gated else None
         self.norm = LayerNorm(dim) if norm else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise keys and values Xavier-uniform, and the norm to scale 1 and bias 0."""
-        nn.init.xavier_uniform_(self.keys)
-        nn.init.xavier_uniform_(self.values)
+        """Initialise keys, values and gates Xavier-uniform, and the norm to scale 1 and bias 0."""
+        for matrix in self._matrices():
+            nn.init.xavier_uniform_(matrix)
         if self.norm is not None:
             self.norm.reset_parameters()
 
     def extra_repr(self) -> str:
-        block = "" if self.block is None else f", block={self.block}"
-        return f"{self.dim}, slots={self.slots}, phi={str(self.phi)!r}{block}"
+        block, gated = "" if self.block is None else f", block={self.block}", ", gated=True" * (self.gates is not None)
+        return f"{self.dim}, slots={self.slots}, phi={str(self.phi)!r}{block}{gated}"
 
     def forward(self, x: Tensor) -> Tensor:
         """Look up x [..., dim], and return [..., dim]."""
         self._check(x)
         given, dtype = self._precisions(x)
+        tokens, (activation, (factor, shift)) = x.reshape(-1, self.dim), self._activation()
         with as_it_is(x):
-            tokens, keys, values = (y.to(dtype) for y in (x.reshape(-1, self.dim), self.keys, self.values))
-            out = self._look_up(tokens, keys, values).to(given).reshape(x.shape)
+            if self.block is None and serves(tokens, self._matrices(), given, activation):
+                tokens, *matrices = (y.to(given) for y in (tokens, *self._matrices()))
+                out = look_up(tokens, *matrices, activation=activation, shift=shift)
+            else:
+                tokens, *matrices = (y.to(dtype) for y in (tokens, *self._matrices()))
+                out = self._look_up(tokens, *matrices, activation=activation, shift=shift)
+            out = (out if factor == 1 else out * factor).to(given).reshape(x.shape)
         return out if self.norm is None else self.norm(out.to(self.norm.weight.dtype)).to(given)
 
     def weights(self, x: Tensor) -> Tensor:
-        """Return the weights φ(x·Kᵀ), [..., slots], for inspection: all at once, so only for a few tokens."""
+        """Return the weights of the values, [..., slots], for inspection: all at once, so only for a few tokens."""
         self._check(x)
         given, dtype = self._precisions(x)
-        factor, shift = length.constants(self.phi, self.slots)
+        activation, (factor, shift) = self._activation()
+        keys, _, *gates = (y.to(dtype) for y in self._matrices())
         with as_it_is(x):
-            return (factor * _weights(x.to(dtype), self.keys.to(dtype), self.phi.activation, shift)).to(given)
+            return (factor * _weights(x.to(dtype), keys, activation, shift, *gates)).to(given)
 
-    def _look_up(self, x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        block, activation = self._block(x.shape[0]), self.phi.activation
-        factor, shift = length.constants(self.phi, self.slots)
-        if self.block is None and activation in WITH_ZEROS and _are_few(x, keys, values):
-            out = _read_few(x, keys, values, Phi(activation, shift=shift))
-        elif block >= self.slots or _transformed():
-            out = _at_once(x, keys, values, activation, shift)
-        elif activation == SOFTMAX:
-            out = _Softmax.apply(x, keys, values, block)
-        else:
-            out = _Pointwise.apply(x, keys, values, block, activation, shift)
-        return out if factor == 1 else out * factor
+    def _matrices(self) -> tuple[Tensor, ...]:
+        return (self.keys, self.values) if self.gates is None else (self.keys, self.values, self.gates)
+
+    def _activation(self) -> tuple[str, tuple[float, float]]:
+        """Return h, φ's factor, and the shift of the scores."""
+        return self.phi.activation, length.constants(self.phi, self.slots)
+
+    def _look_up(
+        self, x: Tensor, keys: Tensor, values: Tensor, gates: Tensor | None = None, *, activation: str, shift: float
+    ) -> Tensor:
+        block = self._block(x.shape[0])
+        if block >= self.slots or gates is not None or _transformed():
+            return _at_once(x, keys, values, activation, shift, gates)
+        if activation == SOFTMAX:
+            return _Softmax.apply(x, keys, values, block)
+        return _Pointwise.apply(x, keys, values, block, activation, shift)
 
     def _block(self, tokens: int) -> int:
         if self.block is not None:
@@ -221,27 +244,15 @@ def _with_graph(
     return [next(grads) if each.requires_grad else None for each in inputs]
 
 
-def _are_few(x: Tensor, keys: Tensor, values: Tensor) -> bool:
-    """Return whether these are a few tokens in inference, and the kernel of attention serves them."""
-    if torch.compiler.is_compiling():  # which must not learn that there are few
-        return False
-    learns = torch.is_grad_enabled() and (x.requires_grad or keys.requires_grad or values.requires_grad)
-    fits = 1 <= x.shape[0] <= FEW and x.dtype in (torch.float32, torch.bfloat16)
-    return fits and not learns and cpu.serves(keys.detach())
+def _at_once(
+    x: Tensor, keys: Tensor, values: Tensor, activation: str, shift: float, gates: Tensor | None = None
+) -> Tensor:
+    return _weights(x, keys, activation, shift, gates).to(x.dtype) @ values
 
 
-def _read_few(x: Tensor, keys: Tensor, values: Tensor, phi: Phi) -> Tensor:
-    parts = math.gcd(len(keys), PARTS)
-    key, value = (each.view(1, parts, -1, each.shape[1]) for each in (keys, values))
-    out = attention(x.expand(1, parts, *x.shape), key, value, scale=1.0, phi=phi)
-    return out.to(torch.float32).sum(1)[0].to(x.dtype)
-
-
-def _at_once(x: Tensor, keys: Tensor, values: Tensor, activation: str, shift: float) -> Tensor:
-    return _weights(x, keys, activation, shift).to(x.dtype) @ values
-
-
-def _weights(x: Tensor, keys: Tensor, activation: str, shift: float) -> Tensor:
+def _weights(x: Tensor, keys: Tensor, activation: str, shift: float, gates: Tensor | None = None) -> Tensor:
+    if gates is not None:
+        return _weights(x, gates, activation, shift) * (x @ keys.T)
     if activation == "relu" and not shift:  # which rounds nothing, so half precision needs no float32 in between
         return torch.relu_(x @ keys.T)
     scores = _scores(x, keys, shift)

@@ -236,6 +236,7 @@ def _register() -> None:
     torch.library.register_autograd("nomax::attend_linear", _backward_linear, setup_context=_save_linear)
     torch.library.register_vmap("nomax::attend_linear", _vmap_linear)
     register_flop_formula(operators.attend_linear, get_raw=False)(_flops_linear)
+    torch.library.register_fake("nomax::look_up", lambda x, *rest: torch.empty_like(x, dtype=torch.float32))
     torch.library.register_fake("nomax::gelu", lambda x, bias, tanh: torch.empty_like(x))
     torch.library.register_fake("nomax::gelu_", lambda x, bias, tanh: None)
     torch.library.register_fake("nomax::gelu_backward", _shapes_gelu_backward)

@@ -305,6 +305,51 @@ std::string check_dropout(Type type, bool with_onto, int64_t width) {
   return out.difference("dropout", want, FLOAT_SLACK);
 }
 
+// A memory of 70 slots, cut into two tasks. Slots that no token needs hold NaNs.
+std::string check_look_up(Type type, bool gated, int64_t tokens, int64_t dim) {
+  constexpr int64_t SLOTS = 70, FIRST = 40;
+  constexpr double SHIFT = -1;
+  Dense x(Shape{1, 1, tokens, dim}), keys(Shape{1, 1, SLOTS, dim}), gates(keys.shape), values(keys.shape);
+  Totals want(size_t(tokens), dim);
+  uint32_t state = 1;
+  for (Dense* each : {&x, &keys, &gates, &values})
+    for (double& number : each->values) number = double(int((state = state * 1664525 + 1013904223) >> 28) - 8) / 8;
+  const auto product = [&](const Dense& rows, int64_t r, int64_t s) {
+    double sum = 0;
+    for (int64_t c = 0; c < dim; c++) sum += x.values[size_t(r * dim + c)] * rows.values[size_t(s * dim + c)];
+    return sum;
+  };
+  for (int64_t s = 0; s < SLOTS; s++) {
+    bool needed = false;
+    for (int64_t r = 0; r < tokens; r++) {
+      const double h = std::max(0.0, product(gated ? gates : keys, r, s) + SHIFT);
+      const double weight = gated ? h * product(keys, r, s) : h;
+      needed |= h > 0;
+      want.add(size_t(r * dim), weight, gated ? h * double(dim) : std::fabs(weight), &values.values[size_t(s * dim)]);
+    }
+    if (needed) continue;
+    std::fill_n(values.values.begin() + s * dim, dim, NAN);
+    if (gated) std::fill_n(keys.values.begin() + s * dim, dim, NAN);
+  }
+  Tensor tx(x, type, Layout::contiguous), tk(keys, type, Layout::contiguous), tg(gates, type, Layout::contiguous);
+  Tensor tv(values, type, Layout::contiguous), out(x.shape, Type::float32, Layout::contiguous);
+  const LookUp l{tx.memory.data(), gated ? tg.memory.data() : nullptr, tk.memory.data(), tv.memory.data(), type, tokens,
+                 dim, FIRST, Activation::relu, float(SHIFT)};
+  const int64_t stride = 2 * kernel.width((dim + 1) / 2), bytes = kernel.look_up_bytes(l);
+  std::vector<float> partial(size_t(2 * tokens * stride), NAN);
+  for (const bool second : {false, true}) {
+    void* const workspace = std::aligned_alloc(64, size_t(bytes));
+    kernel.look_up(l, {0, 0, second ? FIRST : 0, second ? SLOTS - FIRST : FIRST, &partial[size_t(second * tokens * stride)]},
+                   std::memset(workspace, 0xff, size_t(bytes)));
+    std::free(workspace);
+  }
+  for (int64_t i = 0; i < tokens * dim; i++) {
+    const size_t place = size_t(i / dim * stride + i % dim);
+    out.as<float>()[i] = partial[place] + partial[place + size_t(tokens * stride)];
+  }
+  return out.difference("look_up", want, FLOAT_SLACK);
+}
+
 // Rows of [3, 2, width] that lie apart from each other; and so do those of the gradient.
 std::string check_norm(Type type, Type result, bool with_bias, int64_t width) {
   constexpr int64_t OUTER = 3, INNER = 2, ROWS = OUTER * INNER;
@@ -435,6 +480,14 @@ int main(int count, char** arguments) {
                                          check_dropout(type, second, width)}) {
           (wrong.empty() ? passed : failed)++;
           if (!wrong.empty()) std::printf("rows of %d (%s): %s\n", int(width), type_names[int(type)], wrong.c_str());
+        }
+  for (Type type : {Type::float32, Type::bfloat16})
+    for (const bool gated : {false, true})
+      for (const int64_t tokens : {1, 2, 3, 4, 5, 6})
+        for (const int64_t dim : {1, 7, 16, 32, 64, 131}) {
+          const std::string wrong = check_look_up(type, gated, tokens, dim);
+          (wrong.empty() ? passed : failed)++;
+          if (!wrong.empty()) std::printf("look_up %d of %d (%s): %s\n", int(tokens), int(dim), type_names[int(type)], wrong.c_str());
         }
   std::printf("%d passed, %d failed\n", passed, failed);
   return failed ? 1 : 0;

@@ -589,6 +589,36 @@ Tensor attend_linear(Tensor query, Tensor key, Tensor value, double factor, Opti
   return out;
 }
 
+// In float32. Which slots make a task never depends on the number of threads.
+Tensor look_up(Tensor x, Optional gates, Tensor keys, Tensor values, int64_t activation, double shift) {
+  constexpr int64_t PIECE = 1 << 18, LONGEST = 128;      // numbers of a matrix that a task reads; terms of a running sum
+  STD_TORCH_CHECK(x.is_cpu() && x.dim() == 2 && x.is_contiguous() && x.size(0) >= 1 && x.size(0) <= MOST_TOKENS,
+                  "nomax: look_up takes 1 to 6 contiguous rows on the CPU");
+  const Type type = type_of(x, "x");
+  STD_TORCH_CHECK(type == Type::float32 || type == Type::bfloat16, "nomax: look_up takes float32 and bfloat16");
+  for (const Tensor* each : {&keys, &values, gates ? &*gates : &keys})
+    STD_TORCH_CHECK(each->is_cpu() && each->dim() == 2 && each->is_contiguous() && each->size(0) == keys.size(0) &&
+                        each->size(1) == x.size(1) && each->scalar_type() == x.scalar_type(),
+                    "nomax: the rows of gates, keys and values do not fit x");
+  STD_TORCH_CHECK(activation >= 0 && activation <= int64_t(Activation::cube), "nomax: unknown activation ", activation);
+  const int64_t tokens = x.size(0), dim = x.size(1), slots = keys.size(0);
+  const int64_t piece = std::clamp(PIECE / std::max(dim, int64_t(1)) / 64 * 64, int64_t(64), LONGEST);
+  const Kernel& k = kernel();
+  const LookUp l{x.data_ptr(), gates ? gates->data_ptr() : nullptr, keys.data_ptr(), values.data_ptr(), type, tokens, dim,
+                 std::min(piece, slots), Activation(activation), float(shift)};
+  const int64_t stride = 2 * k.width(pieces(dim, 2));      // round_up(dim, SPAN)
+  Tensor out = empty("the result of look_up", {tokens, dim}, {0, 1}, ScalarType::Float);
+  Memory partial = allocate("the sums of slots", product(pieces(slots, piece), tokens * stride * int64_t(sizeof(float))));
+  std::vector<Task> tasks;
+  for (int64_t first = 0; first < slots; first += piece)
+    tasks.push_back({0, 0, first, std::min(piece, slots - first),
+                     static_cast<float*>(partial.get()) + first / piece * tokens * stride});
+  run(tasks, k.look_up_bytes(l), 4.0 * double(tokens * keys.numel()),
+      [&](const Task& task, void* memory) { k.look_up(l, task, memory); });
+  for (int64_t r = 0; r < tokens; r++) add_up(tasks, dim, static_cast<float*>(out.data_ptr()) + r * dim, r * stride);
+  return out;
+}
+
 // ---- rows of layers between the attentions ------------------------------------------------------------------------------
 int64_t row_piece(int64_t width) { return std::max(int64_t(1), (int64_t(1) << 14) / std::max(int64_t(1), width)); }
 
@@ -790,6 +820,7 @@ STABLE_TORCH_LIBRARY(nomax, m) {
   m.def("attend_part_gradients(Tensor grad, Tensor? grad_statistics, " NOMAX_ARGUMENTS
         ", int first_batch, int first_query, int first_key, bool bias) -> (Tensor, Tensor, Tensor, Tensor)");
   m.def("attend_linear(Tensor query, Tensor key, Tensor value, float factor, Tensor? gain=None) -> Tensor");
+  m.def("look_up(Tensor x, Tensor? gates, Tensor keys, Tensor values, int activation, float shift) -> Tensor");
   m.def("gelu(Tensor x, Tensor? bias, bool tanh) -> Tensor");
   m.def("gelu_(Tensor(a!) x, Tensor? bias, bool tanh) -> ()");
   m.def("gelu_backward(Tensor grad, Tensor x, Tensor? bias, bool tanh, bool bias_wanted) -> (Tensor, Tensor)");
@@ -812,6 +843,7 @@ STABLE_TORCH_LIBRARY_IMPL(nomax, CPU, m) {
   m.impl("attend_part", TORCH_BOX(&nomax::attend_part));
   m.impl("attend_part_gradients", TORCH_BOX(&nomax::attend_part_gradients));
   m.impl("attend_linear", TORCH_BOX(&nomax::attend_linear));
+  m.impl("look_up", TORCH_BOX(&nomax::look_up));
   m.impl("gelu", TORCH_BOX(&nomax::gelu));
   m.impl("gelu_", TORCH_BOX(&nomax::gelu_in_place));
   m.impl("gelu_backward", TORCH_BOX(&nomax::gelu_backward));

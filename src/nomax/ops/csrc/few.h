@@ -15,65 +15,76 @@ constexpr uint32_t EVERY = 0xffffffffu, LOW = 0xffffu;
 constexpr int64_t MOST_WIDE = 1024;    // numbers of a value that is read where it lies
 alignas(64) constexpr uint16_t NOTHING[MOST_WIDE] = {};
 
-template <class Element> NOMAX_INLINE void ask_for(const Element* row, int64_t elements) {
-  for (int64_t e = 0; e < elements; e += 64 / int64_t(sizeof(Element))) __builtin_prefetch(row + e);
+template <class Number> NOMAX_INLINE void ask_for(const Number* row, int64_t numbers) {
+  for (int64_t n = 0; n < numbers; n += 64 / int64_t(sizeof(Number))) __builtin_prefetch(row + n);
 }
 
-// scores[r][key] = Σ_t A(r, t) · K(key, t) for R rows and W keys, of which `present` are there.
-template <int R, class Element>
-NOMAX_INLINE void turned_products(const Element* a, int64_t a_stride, const Element* keys, int64_t key_stride,
+NOMAX_INLINE Vec load_bits(const void* place) {      // also from odd addresses
+  Vec x;
+  memcpy(&x, place, sizeof(x));
+  return x;
+}
+
+// scores[r][key] = Σ_t A(r, t) · K(key, t) for R rows and W keys, of which `present` are there. Keys are elements, or
+// bfloat16 to be multiplied as float32: then two neighbouring numbers are turned as one. Later keys are asked for one by
+// one between the products, where waiting costs nothing.
+template <int R, class Element, class Stored>
+NOMAX_INLINE void turned_products(const Element* a, int64_t a_stride, const Stored* keys, int64_t key_stride,
                                   int64_t present, int64_t steps, int64_t chunk, float* scores, int64_t stride) {
+  constexpr int in_one = sizeof(Element) / sizeof(Stored);
   Vec sum[R] = {}, earlier[R] = {};
-  for (int64_t t = 0; t < steps; t += W) {
+  for (int64_t t = 0; t < steps; t += in_one * W) {
     Vec block[W];
-    const float* from = reinterpret_cast<const float*>(keys + t);
-    if (t + W <= steps) {
+    const int64_t count = least(in_one * W, steps - t);
+    if (count == in_one * W) {
 #pragma GCC unroll 16
-      for (int r = 0; r < W; r++) block[r] = r < present ? load(from + r * key_stride) : Vec{};
-      transpose_block(block);
+      for (int r = 0; r < W; r++) block[r] = r < present ? load_bits(keys + r * key_stride + t) : Vec{};
     } else {
-      for (int e = 0; e < steps - t; e++)
-        for (int r = 0; r < W; r++) block[e][r] = r < present ? from[r * key_stride + e] : 0.0f;
+      for (int r = 0; r < W; r++) {
+        block[r] = Vec{};
+        if (r < present) memcpy(&block[r], keys + r * key_stride + t, size_t(count) * sizeof(Stored));
+      }
     }
+    transpose_block(block);
     if (Element::each == 1 && t && t % chunk == 0) {
       for (int r = 0; r < R; r++) earlier[r] = t == chunk ? sum[r] : earlier[r] + sum[r];
       for (int r = 0; r < R; r++) sum[r] = Vec{};
     }
-    const int count = int(least(W, steps - t));
 #pragma GCC unroll 16
     for (int e = 0; e < W; e++) {
-      if (e >= count) break;
+      const Element* left = a + t + in_one * e;
+      __builtin_prefetch(keys + (KEYS_AHEAD + e) * key_stride + t);
+      if (in_one * e >= count) continue;
 #pragma GCC unroll 8
-      for (int r = 0; r < R; r++) multiply_add(sum[r], a[r * a_stride + t + e], block[e]);
+      for (int r = 0; r < R; r++)
+        multiply_add(sum[r], left[r * a_stride], in_one == 1 ? block[e] : (Vec)((Bits)block[e] << 16));
+      if (in_one * e + 1 >= count || in_one == 1) continue;
+#pragma GCC unroll 8
+      for (int r = 0; r < R; r++) multiply_add(sum[r], left[r * a_stride + 1], (Vec)((Bits)block[e] & 0xffff0000u));
     }
   }
   const bool cut = Element::each == 1 && steps > chunk;
   for (int r = 0; r < R; r++) store(scores + r * stride, cut ? sum[r] + earlier[r] : sum[r]);
 }
 
-template <int R, class Element>
-static void score_keys_of(const Element* a, int64_t a_stride, const Operand<Element>& keys, int64_t count, int64_t steps,
-                          int64_t chunk, int64_t beyond, float* scores, int64_t stride) {
-  for (int64_t j = 0; j < count; j += W) {
-    const int64_t ahead = j + KEYS_AHEAD, end = least(count + beyond, ahead + W);
-    for (int64_t key = ahead; key < end; key++) ask_for(keys.data + key * keys.stride, steps);
-    turned_products<R>(a, a_stride, keys.data + j * keys.stride, keys.stride, least(W, count - j), steps, chunk,
-                       scores + j, stride);
-  }
+template <int R, class Element, class Stored>
+static void score_keys_of(const Element* a, int64_t a_stride, const Operand<Stored>& keys, int64_t count, int64_t steps,
+                          int64_t chunk, float* scores, int64_t stride) {
+  for (int64_t j = 0; j < count; j += W)
+    turned_products<R>(a, a_stride, keys.data + j * keys.stride, keys.stride, count - j, steps, chunk, scores + j, stride);
 }
 
-// scores[r][key] for at most ROWS rows and any number of keys, filled up to whole vectors. `beyond`: how many keys lie
-// behind these in memory and will be wanted next.
-template <class Element>
-static void score_keys(int rows, const Element* a, int64_t a_stride, const Operand<Element>& keys, int64_t count,
-                       int64_t steps, int64_t chunk, int64_t beyond, float* scores, int64_t stride) {
+// scores[r][key] for at most ROWS rows and any number of keys, filled up to whole vectors.
+template <class Element, class Stored>
+static void score_keys(int rows, const Element* a, int64_t a_stride, const Operand<Stored>& keys, int64_t count,
+                       int64_t steps, int64_t chunk, float* scores, int64_t stride) {
   switch (rows) {
-    case 1: return score_keys_of<1>(a, a_stride, keys, count, steps, chunk, beyond, scores, stride);
-    case 2: return score_keys_of<2>(a, a_stride, keys, count, steps, chunk, beyond, scores, stride);
-    case 3: return score_keys_of<3>(a, a_stride, keys, count, steps, chunk, beyond, scores, stride);
-    case 4: return score_keys_of<4>(a, a_stride, keys, count, steps, chunk, beyond, scores, stride);
-    case 5: return score_keys_of<5>(a, a_stride, keys, count, steps, chunk, beyond, scores, stride);
-    case 6: return score_keys_of<6>(a, a_stride, keys, count, steps, chunk, beyond, scores, stride);
+    case 1: return score_keys_of<1>(a, a_stride, keys, count, steps, chunk, scores, stride);
+    case 2: return score_keys_of<2>(a, a_stride, keys, count, steps, chunk, scores, stride);
+    case 3: return score_keys_of<3>(a, a_stride, keys, count, steps, chunk, scores, stride);
+    case 4: return score_keys_of<4>(a, a_stride, keys, count, steps, chunk, scores, stride);
+    case 5: return score_keys_of<5>(a, a_stride, keys, count, steps, chunk, scores, stride);
+    case 6: return score_keys_of<6>(a, a_stride, keys, count, steps, chunk, scores, stride);
   }
 }
 
@@ -135,22 +146,27 @@ struct ValueRows {
   }
 };
 
-// Element t of the weights meets one row of values, or two; `bits` are those of the weights.
+// Element t of the weights meets one row of values, of Stored numbers, or two; `bits` are those of the weights.
+template <class Stored>
 NOMAX_INLINE void ask_for_values(const ValueRows& values, Float, int64_t t, uint32_t, int64_t width) {
-  ask_for(values.row<float>(t), width);
+  ask_for(values.row<Stored>(t), width);
 }
+template <class Stored>
 NOMAX_INLINE void ask_for_values(const ValueRows& values, Pair, int64_t t, uint32_t bits, int64_t width) {
   ask_for(values.half(2 * t, low_is_nonzero(bits), 0), width);
   ask_for(values.half(2 * t + 1, high_is_nonzero(bits), 0), width);
 }
 
-template <int N>
+NOMAX_INLINE Vec load_number(const float* row) { return load(row); }
+NOMAX_INLINE Vec load_number(const uint16_t* row) { return load_bfloat16(row); }
+
+template <class Stored, int N>
 NOMAX_INLINE void load_values(const ValueRows& values, Float, int64_t t, uint32_t, int64_t column, Vec (&b)[N]) {
-  const float* row = values.row<float>(t) + column;
+  const Stored* row = values.row<Stored>(t) + column;
 #pragma GCC unroll 8
-  for (int n = 0; n < N; n++) b[n] = load(row + n * W);
+  for (int n = 0; n < N; n++) b[n] = load_number(row + n * W);
 }
-template <int N>
+template <class Stored, int N>
 NOMAX_INLINE void load_values(const ValueRows& values, Pair, int64_t t, uint32_t bits, int64_t column, Vec (&b)[N]) {
   const uint16_t* even = values.half(2 * t, low_is_nonzero(bits), column);
   const uint16_t* odd = values.half(2 * t + 1, high_is_nonzero(bits), column);
@@ -172,18 +188,24 @@ template <class Element> struct Weighed {
   uint32_t bits(int64_t t) const { return any_of(rows, weights + t, stride); }
 };
 
-template <class Element> NOMAX_INLINE void ask_for_listed(const Weighed<Element>& block) {
-  if (block.list)
-    for (int64_t i = 0; i < block.kept; i++)
-      ask_for_values(block.values, Element{}, block.list[i], block.bits(block.list[i]), block.width);
+template <class Stored, class Element> NOMAX_INLINE void ask_for_listed_as(const Weighed<Element>& block) {
+  for (int64_t i = 0; i < block.kept; i++)
+    ask_for_values<Stored>(block.values, Element{}, block.list[i], block.bits(block.list[i]), block.width);
 }
 
-template <int R, int N, class Element>
+template <class Element> NOMAX_INLINE void ask_for_listed(const Weighed<Element>& block) {
+  if (!block.list) return;
+  if constexpr (Element::each == 1)
+    if (block.values.from->type == Type::float32) return ask_for_listed_as<float>(block);
+  ask_for_listed_as<uint16_t>(block);
+}
+
+template <class Stored, int R, int N, class Element>
 NOMAX_INLINE void add_value_tile(const Weighed<Element>& block, int64_t column, float* sums) {
   Vec sum[R][N] = {};
   auto add = [&](int64_t t, uint32_t bits) __attribute__((always_inline)) {
     Vec b[N];
-    load_values(block.values, Element{}, t, bits, column, b);
+    load_values<Stored>(block.values, Element{}, t, bits, column, b);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
@@ -195,7 +217,7 @@ NOMAX_INLINE void add_value_tile(const Weighed<Element>& block, int64_t column, 
   } else {
     const int64_t whole = block.values.count / Element::each;
     for (int64_t t = 0; t < whole; t++) {
-      if (column == 0 && t + AHEAD < whole) ask_for_values(block.values, Element{}, t + AHEAD, EVERY, block.width);
+      if (column == 0 && t + AHEAD < whole) ask_for_values<Stored>(block.values, Element{}, t + AHEAD, EVERY, block.width);
       add(t, EVERY);
     }
     if (whole * Element::each < block.values.count) add(whole, LOW);
@@ -207,30 +229,35 @@ NOMAX_INLINE void add_value_tile(const Weighed<Element>& block, int64_t column, 
     }
 }
 
-template <int R, class Element> static void add_value_rows(const Weighed<Element>& block, float* sums) {
+template <class Stored, int R, class Element> static void add_value_rows(const Weighed<Element>& block, float* sums) {
   int64_t column = 0;
   if constexpr (R == 1)
-    for (; column + 2 * PANEL <= block.width; column += 2 * PANEL) add_value_tile<R, 2 * WIDE>(block, column, sums);
-  for (; column + PANEL <= block.width; column += PANEL) add_value_tile<R, WIDE>(block, column, sums);
-  for (; column < block.width; column += W) add_value_tile<R, 1>(block, column, sums);
+    for (; column + 2 * PANEL <= block.width; column += 2 * PANEL) add_value_tile<Stored, R, 2 * WIDE>(block, column, sums);
+  for (; column + PANEL <= block.width; column += PANEL) add_value_tile<Stored, R, WIDE>(block, column, sums);
+  for (; column < block.width; column += W) add_value_tile<Stored, R, 1>(block, column, sums);
 }
 
-// sums[r] += Σ weights[r][t] · value[t]
-template <class Element> static void add_values(const Weighed<Element>& block, float* sums) {
+template <class Stored, class Element> static void add_values_as(const Weighed<Element>& block, float* sums) {
   switch (block.rows) {
-    case 1: return add_value_rows<1>(block, sums);
-    case 2: return add_value_rows<2>(block, sums);
-    case 3: return add_value_rows<3>(block, sums);
-    case 4: return add_value_rows<4>(block, sums);
-    case 5: return add_value_rows<5>(block, sums);
-    case 6: return add_value_rows<6>(block, sums);
+    case 1: return add_value_rows<Stored, 1>(block, sums);
+    case 2: return add_value_rows<Stored, 2>(block, sums);
+    case 3: return add_value_rows<Stored, 3>(block, sums);
+    case 4: return add_value_rows<Stored, 4>(block, sums);
+    case 5: return add_value_rows<Stored, 5>(block, sums);
+    case 6: return add_value_rows<Stored, 6>(block, sums);
   }
 }
 
-// Whether the rows of values can be read where they lie.
-template <class Element> NOMAX_INLINE bool in_place(const Source& from, int64_t dim) {
-  const Type type = Element::each == 1 ? Type::float32 : Type::bfloat16;
-  return from.type == type && from.column == 1 && dim % W == 0 && dim <= MOST_WIDE;
+// sums[r] += Σ weights[r][t] · value[t]
+template <class Element> NOMAX_INLINE void add_values(const Weighed<Element>& block, float* sums) {
+  if constexpr (Element::each == 1)
+    if (block.values.from->type == Type::float32) return add_values_as<float>(block, sums);
+  add_values_as<uint16_t>(block, sums);
+}
+
+// Whether the rows of keys or values can be read where they lie.
+template <class Element> NOMAX_INLINE bool in_place(const Source& from) {
+  return from.column == 1 && (from.type == Type::bfloat16 || (from.type == Type::float32 && Element::each == 1));
 }
 
 }  // namespace NOMAX_ISA

@@ -159,14 +159,17 @@ template <class Element> static bool try_forward(const Problem& p, const Task& t
   if (keys.mask_by_row) weighing.bias = memory.bias, weighing.bias_stride = KEY_BLOCK;
   const auto weigh = with_activation<Weigh<Element>::template With>(p.activation);
   const bool few = task.count <= ROWS && !careful;
-  const bool listed = few && in_place<Element>(value_source, p.value_dim);
+  const bool listed = few && in_place<Element>(value_source) && p.value_dim % W == 0 && p.value_dim <= MOST_WIDE;
+  // Keys in bfloat16 that are multiplied as float32, without a copy of them.
+  const bool widened = few && Element::each == 1 && in_place<Element>(key_source) && key_source.type == Type::bfloat16 &&
+                       !key_source.index;
   Weighed<Element> before{.values = {&value_source, 0, 0}, .width = width};      // the block whose values are on their way
   int64_t slot = 0;                    // of two, for weights and lists
   bool mixed = false;                  // whether rows met keys that they do not see, for the sake of their group
 
   for (int64_t k = 0; k < reach; k += KEY_BLOCK) {
     const int64_t block = least(KEY_BLOCK, reach - k);
-    const Operand<Element> key = left(key_source, k, block, p.dim, memory.key);
+    const Operand<Element> key = widened ? Operand<Element>{} : left(key_source, k, block, p.dim, memory.key);
     if (!few) transposed(key, block, steps, memory.panels);
     const Operand<Element> value = listed ? Operand<Element>{} : right(value_source, k, block, p.value_dim, memory.value);
 
@@ -192,9 +195,16 @@ template <class Element> static bool try_forward(const Problem& p, const Task& t
       Element* weights = memory.weights + slot * ROWS * KEY_BLOCK;
       const bool bare_rows = fused && near - k >= seen;
       if (few) {
-        const int64_t beyond = key.data == memory.key ? 0 : reach - k - seen;
-        score_keys(count, left_rows, query.stride, key, seen, steps, chunk_of(p.activation), beyond, memory.scores,
-                   KEY_BLOCK);
+        const auto score = [&](const auto& keys) {
+          score_keys(count, left_rows, query.stride, keys, seen, steps, chunk_of(p.activation), memory.scores,
+                     KEY_BLOCK);
+        };
+        if constexpr (Element::each == 1) {
+          const uint16_t* rows = static_cast<const uint16_t*>(key_source.data) + k * key_source.row;
+          widened ? score(Operand<uint16_t>{rows, key_source.row}) : score(key);
+        } else {
+          score(key);
+        }
         if (bare_rows)
           for (int i = 0; i < count; i++)
             for (int64_t j = 0; j < seen; j += W)

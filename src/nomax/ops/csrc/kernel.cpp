@@ -7,6 +7,7 @@
 #include "gelu.h"
 #include "layer_norm.h"
 #include "linear.h"
+#include "look_up.h"
 
 namespace nomax {
 namespace NOMAX_ISA {
@@ -47,6 +48,6 @@ const Kernel NOMAX_NAME(NOMAX_ISA) = {
     NOMAX_STRING(NOMAX_ISA), width, forward_bytes, forward,      backward_bytes, backward,
     reduce_query_gradient,   bias_bytes, bias,     linear_bytes, linear_keys,    linear_queries,
     norm_forward,            norm_backward, entropy_forward, entropy_backward, gelu,
-    dropout};
+    dropout,                 look_up_bytes, look_up};
 
 }  // namespace nomax

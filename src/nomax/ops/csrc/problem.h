@@ -114,6 +114,16 @@ struct CrossEntropy {
   void* out;
 };
 
+// A few tokens in a memory of slots; all rows are contiguous and `dim` wide.
+constexpr int64_t MOST_TOKENS = 6;
+struct LookUp {
+  const void *x, *gates, *keys, *values;      // [tokens], and [slots] each; gates: or null, and then h is of the keys
+  Type type;                   // float32 or bfloat16
+  int64_t tokens, dim, piece;  // piece: the most slots of a task
+  Activation activation;
+  float shift;
+};
+
 // The entry points of one instruction set.
 struct Kernel {
   const char* name;
@@ -134,6 +144,8 @@ struct Kernel {
   void (*entropy_backward)(const CrossEntropy&, const Task&);
   void (*gelu)(const Elements&, const Task&);      // of some rows; adds the gradient's to task.partial, if there
   void (*dropout)(const Thinning&, const Task&);
+  int64_t (*look_up_bytes)(const LookUp&);
+  void (*look_up)(const LookUp&, const Task&, void* workspace);
 };
 
 extern const Kernel kernel_portable, kernel_avx2, kernel_avx512, kernel_avx512_bf16, kernel_neon_bf16;
