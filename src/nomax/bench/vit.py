@@ -24,8 +24,8 @@ from nomax.nn.layers import SLOW
 INFERENCE: Literal["inference"] = "inference"
 TRAINING: Literal["training"] = "training"
 
-# Who takes part: ours, timm's ViT, ours with softmax, and ours with no attention at all; in inference also ours prepared
-# for it, and timm's compiled.
+# Who takes part: ours, timm's ViT, ours with softmax, and ours with no attention at all; in inference also ours as
+# ViT.prepared returns it, and timm's compiled.
 OURS, TIMM, SOFTMAX, FREE = "relu/L", "timm", "our softmax", "free attention"
 PREPARED, COMPILED = "relu/L, prepared", "timm, compiled"
 
@@ -96,8 +96,8 @@ def _measure(options: Options, run: Run) -> Iterator[RenderableType]:
                 with run.checking(name, dtype, who) as check:
                     _compare(check, model, peer, images[:2], labels[:2])
                 checks.append(check)
-            ready = participants[OURS].prepared(getattr(torch, dtype)) if inference else None
-            if ready is not None:
+            ready: Any = participants[OURS].prepared(getattr(torch, dtype)) if inference else None
+            if inference:
                 with run.checking(name, dtype, PREPARED) as check:
                     _compare_logits(check, ready, _plain(participants[OURS]), images[:3])
                 checks.append(check)

@@ -4,7 +4,7 @@ B images, L tokens, each `width` wide.
 """
 
 import copy
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from nomax.ops.rowwise import add_layer_norm_, gelu
 if TYPE_CHECKING:
     from nomax.models.vit import Block, ViT
 
+Rest = tuple[Tensor, Tensor | None]  # what is to be added to the tokens: the output of a layer, and its bias
 AGAIN = "It is for inference only: keep the model that it was prepared from, and prepare that one again."
 
 
@@ -55,23 +56,23 @@ class PreparedBlock(nn.Module):
         self.attention = block.attention if only is None else _with_context(block.attention)
         self.attention.fold_gain()
         self.attention_bias = self.attention.out.bias
-        self.attention.out.bias = None
+        self.attention.out.register_parameter("bias", None)
         _pack(self.attention, dtype)
         mlp = block.mlp
         self.up, self.up_bias = Product(mlp.up.weight, None, dtype), mlp.up.bias.detach()
-        self.down, self.bias = Product(mlp.down.weight, None, dtype), mlp.down.bias.detach()
+        self.down, self.down_bias = Product(mlp.down.weight, None, dtype), mlp.down.bias.detach()
         self.approximate: Literal["tanh", "none"] = mlp.approximate
 
-    def forward(self, x: Tensor, added: Tensor | None, added_bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the tokens and what is to be added to them, besides `self.bias`; x is used up."""
-        tokens = _normed(x, added, added_bias, self.attention_norm, self.dtype)
+    def forward(self, x: Tensor, rest: Rest | None) -> tuple[Tensor, Rest]:
+        """Return the tokens and what is still to be added to them; x is used up."""
+        tokens = _normed(x, rest, self.attention_norm, self.dtype)
         if self.only is None:
             out = self.attention(tokens)
         else:
             one = slice(self.only, self.only + 1)
             x, out = x[:, one].contiguous(), self.attention(tokens[:, one], tokens)
-        tokens = _normed(x, out, self.attention_bias, self.mlp_norm, self.dtype)
-        return x, self.down(gelu(self.up(tokens), self.up_bias, self.approximate, spent=True))
+        tokens = _normed(x, (out, self.attention_bias), self.mlp_norm, self.dtype)
+        return x, (self.down(gelu(self.up(tokens), self.up_bias, self.approximate, spent=True)), self.down_bias)
 
 
 class PreparedViT(nn.Module):
@@ -90,7 +91,8 @@ class PreparedViT(nn.Module):
         only = None if config.pool == "gap" else 0 if config.pool == "tok" else int(config.has_class_token)
         last = len(model.blocks) - 1
         self.blocks = nn.ModuleList(
-            PreparedBlock(block, self.dtype, only if i == last else None) for i, block in enumerate(model.blocks)
+            PreparedBlock(cast("Block", block), self.dtype, only if i == last else None)
+            for i, block in enumerate(model.blocks)
         )
         self.norm = model.norm
         self.pre_logits = None if model.pre_logits is None else _product(model.pre_logits, self.dtype)
@@ -122,21 +124,14 @@ class PreparedViT(nn.Module):
             raise RuntimeError(f"images.requires_grad is True, but a prepared model has no gradients. {AGAIN}")
 
     def _features(self, images: Tensor) -> Tensor:
-        pooled, added, bias = self.config.norm == "pooled", None, None
         x = self._embed(images)
+        rest: Any = None
         for block in self.blocks:
-            (x, added), bias = block(x, added, bias), block.bias
-        if pooled:
-            x += added
-            x += bias
-        else:
-            x = _normed(x, added, bias, self.norm, torch.float32)
-        if self.config.pool == "gap":
-            x = x[:, int(self.config.has_class_token) :].mean(1)
-        else:
-            x = x[:, 0]
-        if pooled:
-            x = self.norm(x)
+            x, rest = block(x, rest)
+        normed = self.config.norm == "tokens"
+        x = _normed(x, rest, self.norm, torch.float32) if normed else x + sum(rest)
+        x = x[:, int(self.config.has_class_token) :].mean(1) if self.config.pool == "gap" else x[:, 0]
+        x = x if normed else self.norm(x)
         return x if self.pre_logits is None else torch.tanh(self.pre_logits(x).float())
 
     def _embed(self, images: Tensor) -> Tensor:
@@ -180,11 +175,9 @@ def _check(model: "ViT", dtype: torch.dtype) -> None:
         raise ValueError("prepared() takes no model whose sequences are split (nomax.parallel.parallelize).")
 
 
-def _normed(x: Tensor, added: Tensor | None, added_bias: Tensor | None, norm: LayerNorm, dtype: torch.dtype) -> Tensor:
-    """Add to x, in place, and return its norm."""
-    if added is None:
-        return norm(x).to(dtype)
-    return add_layer_norm_(x, added, added_bias, norm.weight, norm.bias, norm.eps, dtype)
+def _normed(x: Tensor, rest: Rest | None, norm: LayerNorm, dtype: torch.dtype) -> Tensor:
+    """Add the rest to x, in place, and return the norm of that."""
+    return norm(x).to(dtype) if rest is None else add_layer_norm_(x, *rest, norm.weight, norm.bias, norm.eps, dtype)
 
 
 def _product(layer: nn.Linear, dtype: torch.dtype) -> Product:
@@ -204,10 +197,10 @@ def _with_context(attention: Attention) -> Attention:
     qkv = other._modules.pop("qkv")
     assert isinstance(qkv, nn.Linear)
     other.context_dim = dim
-    other.q, other.kv = copy.copy(qkv), copy.copy(qkv)
-    for layer, rows in ((other.q, slice(0, dim)), (other.kv, slice(dim, None))):
+    for name, rows in (("q", slice(0, dim)), ("kv", slice(dim, None))):
+        layer = copy.copy(qkv)
         layer._parameters = {
-            name: None if x is None else nn.Parameter(x[rows], requires_grad=False)
-            for name, x in qkv._parameters.items()
+            key: None if x is None else nn.Parameter(x[rows], requires_grad=False) for key, x in qkv._parameters.items()
         }
+        setattr(other, name, layer)
     return other
