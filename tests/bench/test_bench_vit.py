@@ -9,7 +9,8 @@ from torch import Tensor
 import nomax
 from nomax.bench import render, vit
 from nomax.bench.results import Case, Results
-from nomax.bench.vit import FREE, INFERENCE, OURS, SOFTMAX, TIMM, TRAINING
+from nomax.bench.vit import COMPILED, FREE, INFERENCE, OURS, PREPARED, SOFTMAX, TIMM, TRAINING
+from nomax.models.prepared import PreparedViT
 
 
 def quick(output: Path, **changes: Any) -> vit.Options:
@@ -27,9 +28,14 @@ def test_a_smoke_run_measures_every_mode_and_participant_and_writes_its_results(
         (model, mode) for model in ("S/16", "S/8") for mode in (INFERENCE, TRAINING)
     ]
     for case in raw["cases"]:
-        assert set(case["samples"]) == {OURS, TIMM, SOFTMAX, FREE}
+        prepared = {PREPARED} if case["mode"] == INFERENCE else set()  # the compiled peer sits out smoke runs
+        assert set(case["samples"]) == {OURS, TIMM, SOFTMAX, FREE} | prepared
         assert case["computed"]["best"][TIMM] == min(case["samples"][TIMM])
-    assert [(check["name"], check["right"]) for check in raw["checks"]] == [(SOFTMAX, True), (OURS, True)] * 2
+    assert [(check["name"], check["right"]) for check in raw["checks"]] == [
+        (SOFTMAX, True),
+        (OURS, True),
+        (PREPARED, True),
+    ] * 2
     assert {goal["verdict"] for goal in raw["goals"]} == {"not measured"}  # toys say nothing about goals
     assert raw["versions"]["timm"]
     text = (tmp_path / "vit.md").read_text()
@@ -49,7 +55,9 @@ def test_a_wrong_result_gets_no_ratio_and_exit_code_1(
     monkeypatch.setattr("nomax.nn.attention.attention", wrong)
     assert vit.run(quick(tmp_path)) == 1
     raw = measured("vit")
-    assert {check["name"] for check in raw["checks"] if not check["right"]} == {broken}
+    assert {check["name"] for check in raw["checks"] if not check["right"]} == (
+        {SOFTMAX} if broken == SOFTMAX else {OURS, PREPARED}  # which has the same attention
+    )
     assert raw["cases"] == []
     assert f"WRONG S/16, float32, {broken}" in capsys.readouterr().out
     assert "Wrong results" in (tmp_path / "vit.md").read_text()
@@ -88,16 +96,28 @@ def test_without_timm_the_answer_is_how_to_install_it(
 
 
 def test_goals_are_judged_against_timm_by_the_best_samples() -> None:
-    samples = {"relu/L": [3.0, 2.0], TIMM: [3.4, 5.0], FREE: [1.0]}
+    samples = {"relu/L": [3.0, 2.0], TIMM: [3.4, 5.0], FREE: [1.0], PREPARED: [4.0, 1.6], COMPILED: [2.4]}
     case = Case("S/8", "float32", INFERENCE, 2, ours=(OURS,), samples=samples, items=4)
     run = Results({"rounds": 2}, {}, {}, "2026-01-01", 0.0, cases=[case])
     outcomes = {(goal.text, goal.mode): goal.judge(run) for goal in vit.GOALS}
     assert len(outcomes) == 8
     outcome = outcomes["S/8 float32 against timm's softmax", INFERENCE]
-    assert (outcome["verdict"], outcome["worst"]) == ("met", 1.7)
+    assert (outcome["verdict"], outcome["worst"]) == ("met", 2.125)
     assert outcomes["S/8 bfloat16 against timm's softmax", INFERENCE]["verdict"] == "not measured"
     run.machine = {"cpu": "a CPU", "cores": 2, "kernels": "avx2"}
     run.versions = {"nomax": "0", "torch": "0", "timm": "0"}
-    assert "| S/8 (4 images) | float32 | inference | 2 | 2 | 1.18 | 1.70× | – | 3.40× |" in render.markdown(
-        "vit", run, vit.report(run)
+    assert (
+        "| S/8 (4 images) | float32 | inference | 2 | 2 | 1.18 | 1.70× | – | 3.40× | 2.5 | 2.12× | 1.50× |"
+        in render.markdown("vit", run, vit.report(run))
     )
+
+
+def test_a_prepared_model_that_is_wrong_is_not_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: Any
+) -> None:
+    features = PreparedViT._features
+    monkeypatch.setattr(PreparedViT, "_features", lambda self, images: features(self, images) * 1.01)
+    assert vit.run(quick(tmp_path)) == 1
+    raw = measured("vit")
+    assert {check["name"] for check in raw["checks"] if not check["right"]} == {PREPARED}
+    assert raw["cases"] == []

@@ -7,7 +7,7 @@ from precision import assert_precise, assert_rounded
 from torch import Tensor
 
 from nomax.ops import build, cpu
-from nomax.ops.rowwise import cross_entropy, dropout, layer_norm
+from nomax.ops.rowwise import add_layer_norm_, cross_entropy, dropout, layer_norm
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -41,6 +41,38 @@ def test_layer_norm_is_as_exact_as_pytorchs(dtype: torch.dtype, width: int, bias
     for own, theirs, wanted in zip(ours, torchs, exact, strict=True):
         assert own.dtype == theirs.dtype
         assert error(own, wanted) <= 2 * error(theirs, wanted)
+
+
+@pytest.mark.usefixtures("every_instruction_set")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [48, 192, 384, 400])
+def test_layer_norm_of_long_rows_is_as_exact_as_pytorchs(dtype: torch.dtype, width: int) -> None:
+    x, weight, bias = (
+        torch.randn(5, 23, 2 * width).to(dtype)[..., :width] * 3 + 1,
+        torch.rand(width),
+        torch.randn(width),
+    )
+    ours = layer_norm(x, weight, bias, 1e-6)
+    plain = F.layer_norm(x, (width,), weight, bias, 1e-6)
+    assert_precise(ours, plain, F.layer_norm(x.double(), (width,), weight.double(), bias.double(), 1e-6))
+
+
+@pytest.mark.usefixtures("every_instruction_set")
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [32, 128, 384, 385])
+def test_a_sum_and_its_norm_are_those_of_pytorch(dtype: torch.dtype, width: int, biased: bool) -> None:
+    x, added = torch.randn(3, 31, width), torch.randn(3, 31, width).to(dtype)
+    weight, bias = torch.rand(width), torch.randn(width) if biased else None
+    level = torch.randn(width) if biased else None
+    mine, plain, exact = x.clone(), x + added, x.double() + added.double()
+    if level is not None:
+        plain, exact = plain + level, exact + level.double()
+    out = add_layer_norm_(mine, added, level, weight, bias, 1e-6, dtype)
+    assert_precise(mine, plain, exact)
+    double = None if bias is None else bias.double()
+    wanted = F.layer_norm(exact, (width,), weight.double(), double, 1e-6)
+    assert_precise(out, F.layer_norm(plain, (width,), weight, bias, 1e-6).to(dtype), wanted)
 
 
 @pytest.mark.usefixtures("every_instruction_set")

@@ -24,8 +24,10 @@ from nomax.nn.layers import SLOW
 INFERENCE: Literal["inference"] = "inference"
 TRAINING: Literal["training"] = "training"
 
-# Who takes part: ours, timm's ViT, ours with softmax, and ours with no attention at all.
+# Who takes part: ours, timm's ViT, ours with softmax, and ours with no attention at all; in inference also ours as
+# ViT.prepared returns it, and timm's compiled.
 OURS, TIMM, SOFTMAX, FREE = "relu/L", "timm", "our softmax", "free attention"
+PREPARED, COMPILED = "relu/L, prepared", "timm, compiled"
 
 # The name of a model in timm, and how many images a call gets: about a second's work.
 MODELS = {
@@ -34,16 +36,16 @@ MODELS = {
     "S/8": ("vit_small_patch8_224", 2),
 }
 GOALS = tuple(
-    Goal(f"{model} {dtype} against timm's softmax", "speedup", bound, mode, TIMM, (model,), (dtype,))
+    Goal(f"{model} {dtype} against timm's softmax", "speedup", bound, mode, TIMM, (model,), (dtype,), (ours,))
     for model, dtype, inference, training in (
         ("S/16", "float32", 1.1, 1.1),
-        ("S/8", "float32", 1.6, 1.5),
-        ("S/16", "bfloat16", 1.4, 1.3),
-        ("S/8", "bfloat16", 1.8, 1.6),
+        ("S/8", "float32", 1.25, 1.5),
+        ("S/16", "bfloat16", 1.3, 1.3),
+        ("S/8", "bfloat16", 1.6, 1.6),
     )
-    for mode, bound in ((INFERENCE, inference), (TRAINING, training))
+    for mode, bound, ours in ((INFERENCE, inference, PREPARED), (TRAINING, training, OURS))
 )
-COLUMNS = ("relu/L", "timm", "vs timm", "vs our softmax", "limit vs timm")
+COLUMNS = ("relu/L", "timm", "vs timm", "vs our softmax", "limit vs timm", "prepared", "vs timm", "vs timm compiled")
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,9 @@ class Options(harness.ThreadedOptions):
     Correctness comes first: with softmax, our model must give timm's logits and gradients, and with relu/L those of
     plain PyTorch, to within twice their own error; otherwise nothing is timed, and the exit code is 1. Then all take
     turns, round after round, and the best round of each counts. A training step is forward, backward and AdamW.
-    bfloat16 is torch.autocast for all. "free attention" is our model without any attention: the upper limit.
+    bfloat16 is torch.autocast for all. "free attention" is our model without any attention: the upper limit of the
+    ordinary one. In inference our model also runs as ViT.prepared returns it, and timm's as torch.compile makes it with
+    frozen weights, which takes about half a minute for each model and precision; smoke runs leave that out.
 
     Writes vit.json (every sample, machine, versions) and vit.md (tables). Ctrl-C stops it and keeps the measurements so
     far.
@@ -80,7 +84,9 @@ class Options(harness.ThreadedOptions):
 def _measure(options: Options, run: Run) -> Iterator[RenderableType]:
     run.note_versions("timm")
     run.results.facts["slow_bfloat16"] = torch.bfloat16 in SLOW
-    run.expect(len(options.models) * len(options.dtypes) * (2 + len(options.modes) * len(options.threads)))
+    inference = INFERENCE in options.modes
+    checks_each = 3 if inference else 2
+    run.expect(len(options.models) * len(options.dtypes) * (checks_each + len(options.modes) * len(options.threads)))
     for name in options.models:
         participants, images, labels = _prepare(name, options.smoke)
         macs = participants[OURS].macs() * len(images)
@@ -90,11 +96,20 @@ def _measure(options: Options, run: Run) -> Iterator[RenderableType]:
                 with run.checking(name, dtype, who) as check:
                     _compare(check, model, peer, images[:2], labels[:2])
                 checks.append(check)
+            ready: Any = participants[OURS].prepared(getattr(torch, dtype)) if inference else None
+            if inference:
+                with run.checking(name, dtype, PREPARED) as check:
+                    _compare_logits(check, ready, _plain(participants[OURS]), images[:3])
+                checks.append(check)
             for threads in options.threads if all(check.right for check in checks) else ():
                 for mode in options.modes:
                     flop = 2.0 * macs * (3 if mode == TRAINING else 1)
                     case = Case(name, dtype, mode, threads, ours=(OURS,), flop=flop, items=len(images))
                     calls = {who: _call(model, images, labels, case) for who, model in participants.items()}
+                    if mode == INFERENCE:
+                        calls[PREPARED] = _call(ready, images, labels, case)
+                        if not options.smoke:
+                            calls[COMPILED] = _compiled(participants[TIMM], images, case)
                     run.race(case, calls)
         cases = [case for case in run.results.cases if case.shape == name]
         rows = [[case.dtype, case.mode, str(case.threads), *_row(case)] for case in cases]
@@ -122,15 +137,28 @@ def _prepare(name: str, smoke: bool) -> tuple[dict[str, Any], Tensor, Tensor]:
 def _comparisons(participants: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yield our model with softmax beside timm's, and with relu/L beside plain PyTorch."""
     yield SOFTMAX, participants[SOFTMAX], participants[TIMM]
-    plain = copy.deepcopy(participants[OURS])
+    yield OURS, participants[OURS], _plain(participants[OURS])
+
+
+def _plain(model: Any) -> Any:
+    plain = copy.deepcopy(model)
     for block in plain.blocks:
         block.attention.backend = "reference"
-    yield OURS, participants[OURS], plain
+    return plain
 
 
 def _compare(check: Check, model: nn.Module, peer: nn.Module, images: Tensor, labels: Tensor) -> None:
     mine, plain = (_outputs(each, images, labels, check.dtype) for each in (model, peer))
     check.compare(mine, plain, _outputs(copy.deepcopy(peer).double(), images.double(), labels, "float64"))
+
+
+def _compare_logits(check: Check, model: nn.Module, peer: nn.Module, images: Tensor) -> None:
+    """Check a model without gradients."""
+    exact = copy.deepcopy(peer).double()
+    with torch.inference_mode():
+        with _precision(check.dtype):
+            plain = {"logits": peer(images).double()}
+        check.compare({"logits": model(images).double()}, plain, {"logits": exact(images.double())})
 
 
 def _outputs(model: nn.Module, images: Tensor, labels: Tensor, dtype: str) -> dict[str, Tensor]:
@@ -167,11 +195,26 @@ def _call(model: nn.Module, images: Tensor, labels: Tensor, case: Case) -> Calla
     return step
 
 
+def _compiled(model: nn.Module, images: Tensor, case: Case) -> Callable[[], None]:
+    """Return the call of a compiled copy, whose weights are constants, packed by the compiler."""
+    torch.compiler.reset()  # or a second precision or number of threads would meet the limit of recompilations
+    torch.set_num_threads(case.threads)
+    compiled = torch.compile(copy.deepcopy(model), options={"freezing": True})
+
+    def inference() -> None:
+        with torch.no_grad(), _precision(case.dtype):  # under inference_mode nothing is frozen
+            compiled(images)
+
+    inference()
+    return inference
+
+
 def _row(case: Case) -> list[str]:
-    """Return images per second of ours and timm's, then ratios: to timm's, to our softmax's, and without attention."""
-    speeds = [render.number(case.per_second(name), ".3g") for name in (OURS, TIMM)]
+    """Return images per second and ratios, as in COLUMNS."""
+    ours, timm, ready = (render.number(case.per_second(name), ".3g") for name in (OURS, TIMM, PREPARED))
+    ratios = [times(case.speedup(OURS, peer)) for peer in (TIMM, SOFTMAX)]
     limit = times(case.speedup(FREE, TIMM))
-    return [*speeds, times(case.speedup(OURS, TIMM)), times(case.speedup(OURS, SOFTMAX)), limit]
+    return [ours, timm, *ratios, limit, ready, *(times(case.speedup(PREPARED, peer)) for peer in (TIMM, COMPILED))]
 
 
 def report(results: Results) -> list[str]:
@@ -179,8 +222,9 @@ def report(results: Results) -> list[str]:
     parts = [
         f"ViT with `relu/L` against timm's with softmax, same weights, 224 pixels, on "
         f"{render.measured_on(results, 'timm')}. Images per second; {render.best_of(results)} “limit” is how many "
-        "times as fast as timm our model would be if attention took no time. A training step is forward, backward and "
-        "AdamW; bfloat16 is autocast for all."
+        "times as fast as timm our model would be if attention took no time. “prepared” is our model as `ViT.prepared` "
+        "returns it; timm is compiled by torch.compile with frozen weights. A training step is forward, backward and "
+        "AdamW; bfloat16 is autocast for all, and for “prepared” its own."
     ]
     if results.facts.get("slow_bfloat16"):
         parts.append(

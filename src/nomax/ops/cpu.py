@@ -244,6 +244,10 @@ def _register() -> None:
         "nomax::dropout", lambda x, onto, share, seed, dtype: torch.empty_like(x, dtype=DTYPES[dtype])
     )
     torch.library.register_fake("nomax::layer_norm", _shapes_norm)
+    torch.library.register_fake(
+        "nomax::add_layer_norm_",
+        lambda x, added, added_bias, weight, bias, eps, dtype: x.new_empty(x.shape, dtype=DTYPES[dtype]),
+    )
     torch.library.register_fake("nomax::layer_norm_backward", _shapes_norm_backward)
     torch.library.register_fake(
         "nomax::cross_entropy", lambda x, labels, s: x.new_empty(4, len(x), dtype=torch.float32)

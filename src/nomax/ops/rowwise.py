@@ -68,6 +68,33 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, dtype
     return torch.ops.nomax.layer_norm(_in_three(x), weight, bias, eps, cpu.DTYPES.index(dtype))[0].view(x.shape)
 
 
+def add_layer_norm_(
+    x: Tensor,
+    added: Tensor,
+    added_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Make x the sum x + added + added_bias, and return F.layer_norm of it in this dtype, in one pass; no gradients."""
+    served = cpu.serves(x) and x.dtype == torch.float32 and x.is_contiguous() and x.shape == added.shape
+    width, halves = x.shape[-1], {added.dtype, dtype}
+    if (
+        served
+        and width <= WIDEST
+        and width % 16 == 0  # whole vectors of any instruction set
+        and halves <= {torch.float32, torch.bfloat16}
+        and _are_rows(added_bias, weight, bias)
+    ):
+        code = cpu.DTYPES.index(dtype)
+        sums = x.view(1, -1, width), added.contiguous().view(1, -1, width)
+        out: Tensor = torch.ops.nomax.add_layer_norm_(*sums, added_bias, weight, bias, eps, code)
+        return out.view(x.shape)
+    x += added if added_bias is None else added + added_bias
+    return F.layer_norm(x, weight.shape, weight, bias, eps).to(dtype)
+
+
 def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
     """Return, for logits [..., classes] and labels [...], losses, losses without smoothing, and which are right.
 

@@ -726,6 +726,28 @@ std::tuple<Tensor, Tensor> layer_norm(Tensor x, Tensor weight, Optional bias, do
   return {out, statistics};
 }
 
+// x becomes x + added + added_bias; the result is layer_norm of that.
+Tensor add_layer_norm(Tensor x, Tensor added, Optional added_bias, Tensor weight, Optional bias, double eps, int64_t type) {
+  NormRows r(x, weight, bias, eps);
+  STD_TORCH_CHECK(added.is_cpu() && added.is_contiguous() && added.dim() == 3 && added.size(0) == x.size(0) &&
+                      added.size(1) == x.size(1) && added.size(2) == x.size(2), "nomax: the rows to add do not fit layer_norm's input");
+  STD_TORCH_CHECK(x.scalar_type() == ScalarType::Float && x.size(2) == r.stride && added.scalar_type() != ScalarType::Half &&
+                      type != int64_t(Type::float16), "nomax: add_layer_norm_ takes float32 rows of whole vectors, and no float16");
+  std::vector<float> level(size_t(added_bias ? r.stride : 0));
+  if (added_bias) fill_row(level, *added_bias, x.size(2), "added_bias");
+  Tensor out = empty("the result of layer_norm", {x.size(0), x.size(1), x.size(2)}, {0, 1, 2}, scalar_type(type));
+  r.norm.result = Type(type);
+  r.norm.out = out.data_ptr();
+  r.norm.sum = x.data_ptr();
+  r.norm.added = added.data_ptr();
+  r.norm.added_type = type_of(added, "added");
+  if (added_bias) r.norm.added_bias = level.data();
+  const Kernel& k = kernel();
+  if (!x.numel()) return out;
+  run(row_tasks(r.rows, x.size(2)), 0, 12.0 * double(x.numel()), [&](const Task& task, void*) { k.norm_forward(r.norm, task); });
+  return out;
+}
+
 // The gradients of x, of the weight and of the bias.
 std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(Tensor grad, Tensor x, Tensor weight, Optional bias, Tensor statistics) {
   NormRows r(x, weight, bias, 0);
@@ -826,6 +848,7 @@ STABLE_TORCH_LIBRARY(nomax, m) {
   m.def("gelu_backward(Tensor grad, Tensor x, Tensor? bias, bool tanh, bool bias_wanted) -> (Tensor, Tensor)");
   m.def("dropout(Tensor x, Tensor? onto, float share, int seed, int type) -> Tensor");
   m.def("layer_norm(Tensor x, Tensor weight, Tensor? bias, float eps, int type) -> (Tensor, Tensor)");
+  m.def("add_layer_norm_(Tensor(a!) x, Tensor added, Tensor? added_bias, Tensor weight, Tensor? bias, float eps, int type) -> Tensor");
   m.def("layer_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor? bias, Tensor statistics) -> (Tensor, Tensor, Tensor)");
   m.def("cross_entropy(Tensor logits, Tensor labels, float smoothing) -> Tensor");
   m.def("cross_entropy_backward(Tensor grad, Tensor logits, Tensor labels, Tensor whole, float smoothing) -> Tensor");
@@ -849,6 +872,7 @@ STABLE_TORCH_LIBRARY_IMPL(nomax, CPU, m) {
   m.impl("gelu_backward", TORCH_BOX(&nomax::gelu_backward));
   m.impl("dropout", TORCH_BOX(&nomax::dropout));
   m.impl("layer_norm", TORCH_BOX(&nomax::layer_norm));
+  m.impl("add_layer_norm_", TORCH_BOX(&nomax::add_layer_norm));
   m.impl("layer_norm_backward", TORCH_BOX(&nomax::layer_norm_backward));
   m.impl("cross_entropy", TORCH_BOX(&nomax::cross_entropy));
   m.impl("cross_entropy_backward", TORCH_BOX(&nomax::cross_entropy_backward));

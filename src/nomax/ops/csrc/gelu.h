@@ -49,14 +49,14 @@ template <class H, bool Gradient> static void gelu_row(const Elements& e, int64_
   }
 }
 
-// The whole vectors of a row of bfloat16 need no pieces; returns where they end.
-template <class H, bool Gradient> static int64_t gelu_vectors(const Elements& e, int64_t start, float* sums) {
-  const uint16_t *x = static_cast<const uint16_t*>(e.x) + start, *grad = Gradient ? static_cast<const uint16_t*>(e.grad) + start : x;
-  uint16_t* out = static_cast<uint16_t*>(e.out) + start;
+// The whole vectors of a row of float32 or bfloat16 need no pieces; returns where they end.
+template <class H, bool Gradient, class T> static int64_t gelu_vectors(const Elements& e, int64_t start, float* sums) {
+  const T *x = static_cast<const T*>(e.x) + start, *grad = Gradient ? static_cast<const T*>(e.grad) + start : x;
+  T* out = static_cast<T*>(e.out) + start;
   int64_t i = 0;
   for (; i + W <= e.width; i += W)
-    store_bfloat16(out + i, gelu_of<H, Gradient>(load_bfloat16(x + i) + (e.bias ? load(e.bias + i) : Vec{}), load_bfloat16(grad + i),
-                                                 sums ? sums + i : nullptr));
+    store_number(out + i, gelu_of<H, Gradient>(load_number(x + i) + (e.bias ? load(e.bias + i) : Vec{}), load_number(grad + i),
+                                               sums ? sums + i : nullptr));
   return i;
 }
 
@@ -64,7 +64,9 @@ template <class H, bool Gradient> static void gelu_rows(const Elements& e, const
   for (int64_t row = task.first; row < task.first + task.count; row++) {
     const int64_t start = row * e.width;
     float* sums = task.partial ? task.partial + row % GELU_SUMS * round_up(e.width, W) : nullptr;
-    const int64_t done = e.type == Type::bfloat16 ? gelu_vectors<H, Gradient>(e, start, sums) : 0;
+    const int64_t done = e.type == Type::float32    ? gelu_vectors<H, Gradient, float>(e, start, sums)
+                         : e.type == Type::bfloat16 ? gelu_vectors<H, Gradient, uint16_t>(e, start, sums)
+                                                    : 0;
     if (done < e.width) gelu_row<H, Gradient>(e, start, done, sums);
   }
 }

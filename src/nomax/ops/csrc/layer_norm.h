@@ -99,6 +99,52 @@ template <int N> static void norm_rows(const Norm& n, const Task& task) {
   }
 }
 
+// Rows of whole vectors that are too long for registers: three passes over memory that the first has brought near. With
+// something to add, of type A, the first pass leaves the sum in the place of x.
+template <class X, class Out, class A> static void norm_whole_rows(const Norm& n, const Task& task) {
+  constexpr int SUMS = 4;      // at a time, since each waits for its last addition
+  const float share = 1.0f / float(n.width);
+  Places places(task.first, n.inner, n.outer_stride, n.inner_stride);
+  for (int64_t r = task.first; r < task.first + task.count; r++) {
+    const int64_t place = places.next();
+    const X* x = static_cast<const X*>(n.x) + place;
+    Out* out = static_cast<Out*>(n.out) + r * n.width;
+    Vec sum[SUMS]{}, squares[SUMS]{};
+    auto first = [&](int64_t i, int lane) {
+      Vec y = load_number(x + i);
+      if constexpr (sizeof(A) > 1) {
+        y += load_number(static_cast<const A*>(n.added) + r * n.width + i) + (n.added_bias ? load(n.added_bias + i) : Vec{});
+        store_number(static_cast<X*>(n.sum) + place + i, y);
+      }
+      sum[lane] += y;
+    };
+    auto second = [&](int64_t i, int lane, float mean) {
+      const Vec y = load_number(x + i) - mean;
+      squares[lane] += y * y;
+    };
+    const int64_t most = n.width / (SUMS * W) * (SUMS * W);
+    for (int64_t i = 0; i < most; i += SUMS * W)
+      for (int lane = 0; lane < SUMS; lane++) first(i + lane * W, lane);
+    for (int64_t i = most; i < n.width; i += W) first(i, 0);
+    const float mean = quick_total((sum[0] + sum[1]) + (sum[2] + sum[3])) * share;
+    for (int64_t i = 0; i < most; i += SUMS * W)
+      for (int lane = 0; lane < SUMS; lane++) second(i + lane * W, lane, mean);
+    for (int64_t i = most; i < n.width; i += W) second(i, 0, mean);
+    const float scale = 1.0f / __builtin_sqrtf(quick_total((squares[0] + squares[1]) + (squares[2] + squares[3])) * share + n.eps);
+    for (int64_t i = 0; i < n.width; i += W)
+      store_number(out + i, (load_number(x + i) - mean) * (scale * load(n.weight + i)) + (n.bias ? load(n.bias + i) : Vec{}));
+    if (!n.statistics) continue;
+    n.statistics[2 * r] = mean;
+    n.statistics[2 * r + 1] = scale;
+  }
+}
+
+struct Nothing {};
+
+template <class X, class A> static void norm_whole(const Norm& n, const Task& task) {
+  (n.result == Type::float32 ? norm_whole_rows<X, float, A> : norm_whole_rows<X, uint16_t, A>)(n, task);
+}
+
 // With x̂ = (x - mean)·scale and g = grad·weight: (g - mean(g) - x̂·mean(g·x̂))·scale. The task's sums are those of
 // grad·x̂ for the weight, and after them those of grad for the bias.
 template <int N> static void norm_gradients(const Norm& n, const Task& task) {
@@ -135,11 +181,13 @@ NOMAX_INLINE int64_t usual_vectors(const Norm& n) {
 }
 
 static void norm_forward(const Norm& n, const Task& task) {
+  if (n.added) return (n.added_type == Type::float32 ? norm_whole<float, float> : norm_whole<float, uint16_t>)(n, task);
   switch (usual_vectors(n)) {
+    case 0: return norm_rows<0>(n, task);
     case 2: return norm_rows<2>(n, task);
     case 4: return norm_rows<4>(n, task);
     case 8: return norm_rows<8>(n, task);
-    default: return norm_rows<0>(n, task);
+    default: return (n.type == Type::float32 ? norm_whole<float, Nothing> : norm_whole<uint16_t, Nothing>)(n, task);
   }
 }
 

@@ -99,6 +99,10 @@ struct Norm {
   const void* grad;                // backward
   int64_t grad_outer_stride, grad_inner_stride;
   Type result;                     // the type of the values and of their gradient
+  const void* added = nullptr;     // dense rows to add to x first; the sum takes the place of x, which is `sum`
+  Type added_type = Type::float32;
+  const float* added_bias = nullptr;
+  void* sum = nullptr;
 };
 
 // The cross-entropy of contiguous rows of logits.

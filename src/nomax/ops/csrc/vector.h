@@ -113,6 +113,11 @@ NOMAX_INLINE void store_bfloat16(uint16_t* p, Vec x) {
 NOMAX_INLINE Vec pair_up(Vec low, Vec high) { return (Vec)(rounded_bfloat16(low) >> 16 | rounded_bfloat16(high)); }
 #endif
 
+NOMAX_INLINE Vec load_number(const float* x) { return load(x); }
+NOMAX_INLINE Vec load_number(const uint16_t* x) { return load_bfloat16(x); }
+NOMAX_INLINE void store_number(float* to, Vec x) { store(to, x); }
+NOMAX_INLINE void store_number(uint16_t* to, Vec x) { store_bfloat16(to, x); }
+
 NOMAX_INLINE float from_float16(uint16_t x) {
   uint32_t sign = uint32_t(x & 0x8000) << 16, exponent = x >> 10 & 31, fraction = x & 1023;
   if (exponent == 31) return __builtin_bit_cast(float, sign | 0x7f800000 | fraction << 13);
