@@ -87,7 +87,7 @@ class LoopConfig:
     attention_l1: tuple[float, ...] = ()
     """Weights of an L1 penalty in the loss, the mean over rows of Σ|a_ij|, which makes more attention weights zero:
     the first is constant, each further one is reached along a sine, and these stages are equally long. Such as
-    0.01 0.1 1. None: no penalty."""
+    0.003 0.03; too much empties all rows. None: no penalty."""
 
     def check(self) -> None:
         """Raise a ValueError that names the field, unless these values make sense together."""
