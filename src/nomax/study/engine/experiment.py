@@ -154,6 +154,14 @@ class ImageExperiment(TrainedExperiment):
     """Measure accuracy among some labels, too: imagenet1k, icons, or a file."""
     probe_images: int = 0
     """Test images of each probe's data set to look at, spread evenly; 0: all of them."""
+    measures: tuple[str, ...] = ()
+    """What else is measured, by its names in nomax.study.engine.measures.IMAGE_MEASURES."""
+
+    def identity(self) -> dict[str, Any]:
+        settings = super().identity()
+        if not self.measures:  # as in all runs before there were any
+            del settings["measures"]
+        return settings
 
     @cached_property
     def macs(self) -> int:

@@ -149,6 +149,8 @@ class ImageResult(TrainedResult):
     """Ten-shot accuracy by data set, the mean over three choices of the shots."""
     held_out: float = 0.0
     """Share of the training images that it is judged on instead of the test split."""
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """All else that was measured after the training, by name: zeros, …"""
 
     @property
     def trial(self) -> bool:
