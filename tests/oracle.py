@@ -35,6 +35,7 @@ def attention(
     gain: float = 1.0,
     shift: float | str = 0.0,
     length: int | str = "visible",
+    threshold: float = 0.0,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the float64 output, and each row's sum and entropy of weights (NaN if a weight is negative)."""
@@ -55,6 +56,7 @@ def attention(
                 for j in visible:
                     score = float(q[b, h, i] @ k[b, g, j]) * scale + float(bias[b, h, i, j])
                     score += -math.log(n) if shift == "-log L" else shift
+                    score -= threshold * math.sqrt(2 * math.log(n))
                     weight = gain * n**-alpha * H[activation](score)
                     out[b, h, i] += weight * v[b, g, j]
                     sums[b, h, i] += weight

@@ -163,7 +163,13 @@ def test_cross_attention_and_value_dimension(backend, queries, keys, dim, value_
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("phi", ["sigmoid(x-log L)", "relu(x-0.25)/L", "1.5*softplus/L^0.5, L=keys", "silu/L, L=64"])
+@pytest.mark.parametrize(
+    "phi",
+    [
+        *("sigmoid(x-log L)", "relu(x-0.25)/L", "1.5*softplus/L^0.5, L=keys", "silu/L, L=64"),
+        *("relu(x-sqrt(2 log L))", "relu2(x-0.5*sqrt(2 log L))/L"),
+    ],
+)
 @pytest.mark.parametrize("mask", MASKS)
 def test_every_part_of_phi(backend, phi, mask):
     def draw():

@@ -21,6 +21,7 @@ phis = st.one_of(
         gain=finite,
         shift=st.one_of(finite, st.just("-log L")),
         length=st.one_of(st.sampled_from(["visible", "keys"]), st.integers(min_value=1)),
+        threshold=st.one_of(st.just(0.0), finite),
     ),
 )
 
@@ -42,6 +43,10 @@ def test_every_phi_is_read_back_as_it_was_written(phi):
         ("relu(x-0.5)/L, L=196", Phi("relu", alpha=1.0, shift=-0.5, length=196)),
         ("-3*cube(x+2)/L^-1, L=keys", Phi("cube", alpha=-1.0, gain=-3.0, shift=2.0, length="keys")),
         ("1e-05*gelu(x-1e-07)/L^1e+20", Phi("gelu", alpha=1e20, gain=1e-5, shift=-1e-7)),
+        ("relu(x-sqrt(2 log L))", Phi("relu", threshold=1.0)),
+        ("3*relu2(x-0.5*sqrt(2 log L))/L^0.5, L=196", Phi("relu2", 0.5, 3.0, length=196, threshold=0.5)),
+        ("relu(x-1+0.5*sqrt(2 log L))", Phi("relu", shift=-1.0, threshold=-0.5)),
+        ("sigmoid(x-log L-2*sqrt(2 log L))", Phi("sigmoid", shift="-log L", threshold=2.0)),
         ("softmax", Phi("softmax")),
     ],
 )
@@ -61,6 +66,9 @@ def test_notation(text, phi):
         ("relu ( x - 0 )", "relu"),
         ("sigmoid( x - log L ) , L = 7", "sigmoid(x-log L), L=7"),
         ("+2.50*relu/L^+.5", "2.5*relu/L^0.5"),
+        ("relu ( x - 1.0 * sqrt( 2 log L ) )", "relu(x-sqrt(2 log L))"),
+        ("relu(x+0-0.50*sqrt(2log L))/L", "relu(x-0.5*sqrt(2 log L))/L"),
+        ("relu(x-0*sqrt(2 log L))", "relu"),
     ],
 )
 def test_other_spellings_of_the_same_phi(text, canonical):
@@ -79,6 +87,9 @@ def test_other_spellings_of_the_same_phi(text, canonical):
         ("relu^2/L", "relu2/L"),
         ("Sigmoid(x - log n)", "sigmoid(x-log L)"),
         ("softmx", "softmax"),
+        ("relu(x-sqrt(2 log n))", "relu(x-sqrt(2 log L))"),
+        ("relu2(x-0.5√(2 log L))/L", "relu2(x-0.5*sqrt(2 log L))/L"),
+        ("relu(x-0.5*sqrt(log L))", "relu(x-0.5*sqrt(2 log L))"),
         ("2*relu/l^0.7, l=197", "2*relu/L^0.7, L=197"),
     ],
 )
@@ -105,6 +116,8 @@ def test_what_is_no_phi_is_refused_with_the_notation(text):
         ({"gain": "2"}, "gain='2'"),
         ({"shift": math.nan}, "shift=nan must be a finite number or '-log L'"),
         ({"shift": "log L"}, "shift='log L'"),
+        ({"threshold": math.inf}, "threshold=inf must be a finite number"),
+        ({"threshold": "sqrt(2 log L)"}, r"threshold='sqrt\(2 log L\)'"),
         ({"alpha": True}, "alpha=True"),
         ({"length": True}, "length=True"),
         ({"length": 0}, "length=0"),
@@ -119,7 +132,9 @@ def test_bad_fields_are_named(wrong, words):
         Phi(**{"activation": "relu", **wrong})
 
 
-@pytest.mark.parametrize("extra", [{"alpha": 1.0}, {"gain": 2.0}, {"shift": 1.0}, {"shift": "-log L"}, {"length": 7}])
+@pytest.mark.parametrize(
+    "extra", [{"alpha": 1.0}, {"gain": 2.0}, {"shift": 1.0}, {"shift": "-log L"}, {"length": 7}, {"threshold": 1.0}]
+)
 def test_softmax_takes_nothing_else(extra):
     with pytest.raises(ValueError, match="softmax"):
         Phi("softmax", **extra)

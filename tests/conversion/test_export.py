@@ -73,7 +73,7 @@ def check(model, inputs, path, others=None, **options):
 
 PHIS = (
     "relu/L", "relu/L^0.5", "1.5*relu2/L^2", "gelu/L", "softplus/L", "identity/L", "relu6/L", "sigmoid(x-log L)",
-    "silu/L", "cube/L^0.5", "relu(x+0.5)/L, L=keys", "softmax", "sparsemax",
+    "silu/L", "cube/L^0.5", "relu(x+0.5)/L, L=keys", "relu2(x-0.5*sqrt(2 log L))", "softmax", "sparsemax",
 )  # fmt: skip
 
 
@@ -97,7 +97,13 @@ def test_grouped_heads_that_look_back_only(tmp_path):
 def test_the_length_stays_open(tmp_path):
     length = torch.export.Dim("length", min=2, max=4096)
     shapes = ({2: length},) * 3
-    check(Calls("relu/L", is_causal=True), tensors(), tmp_path, tensors(length=31), dynamic_shapes=shapes)
+    check(
+        Calls("relu/L", "relu(x-0.5*sqrt(2 log L))", is_causal=True),
+        tensors(),
+        tmp_path,
+        tensors(length=31),
+        dynamic_shapes=shapes,
+    )
 
 
 def test_rows(tmp_path):

@@ -111,7 +111,7 @@ def test_signed_weights_have_no_entropy_but_effective_keys(phi: str) -> None:
         assert 1 <= row.effective_keys <= 16
 
 
-@pytest.mark.parametrize("phi", ["softplus/L", "sigmoid(x-log L)", "relu2/L^2", "relu6/L"])
+@pytest.mark.parametrize("phi", ["softplus/L", "sigmoid(x-log L)", "relu2/L^2", "relu6/L", "relu(x-0.5*sqrt(2 log L))"])
 def test_any_phi_with_weights_above_zero_has_an_entropy(phi: str) -> None:
     for row in row_statistics(model(phi, pool="tok", gate="silu"), images(2)):
         assert row.length == 17

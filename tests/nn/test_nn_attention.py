@@ -12,7 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import nomax
 from nomax.nn import Attention, GatedRMSNorm, KeyValueCache
 
-PHIS = ("relu/L", "softmax", "gelu/L", "sigmoid(x-log L)", "1.5*softplus(x-0.3)/L^0.5", "relu2/L^2, L=keys")
+PHIS = (
+    "relu/L", "softmax", "gelu/L", "sigmoid(x-log L)", "relu(x-0.5*sqrt(2 log L))", "1.5*softplus(x-0.3)/L^0.5",
+    "relu2/L^2, L=keys",
+)  # fmt: skip
 
 
 def plain_weights(phi: str, scores: Tensor, seen: Tensor) -> Tensor:
@@ -27,6 +30,7 @@ def plain_weights(phi: str, scores: Tensor, seen: Tensor) -> Tensor:
         "sigmoid(x-log L)": lambda: torch.sigmoid(scores - n.log()),
         "1.5*softplus(x-0.3)/L^0.5": lambda: 1.5 * torch.log1p((scores - 0.3).exp()) / n.sqrt(),
         "relu2/L^2, L=keys": lambda: scores.relu() ** 2 / scores.shape[-1] ** 2,
+        "relu(x-0.5*sqrt(2 log L))": lambda: (scores - 0.5 * (2 * n.log()).sqrt()).relu(),
     }[phi]()
     return weights * seen
 
@@ -220,7 +224,15 @@ def test_weights_are_those_that_the_output_was_made_with(phi: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "phi", ["relu/L", "1.5*softplus(x-0.3)/L^0.5", "sigmoid(x-log L)", "relu2/L^2, L=keys", "relu/L, L=5"]
+    "phi",
+    [
+        "relu/L",
+        "1.5*softplus(x-0.3)/L^0.5",
+        "sigmoid(x-log L)",
+        "relu(x-sqrt(2 log L))",
+        "relu2/L^2, L=keys",
+        "relu/L, L=5",
+    ],
 )
 def test_learned_scales_start_as_the_phi_they_replace(phi: str) -> None:
     fixed = Attention(16, 2, phi=phi)
@@ -286,7 +298,9 @@ def test_a_query_that_sees_nothing_is_exactly_zero_and_moves_nothing() -> None:
     "learned",
     [{}, {"learned_gain": "head"}, {"learned_alpha": "layer"}, {"learned_gain": "layer", "learned_alpha": "head"}],
 )
-@pytest.mark.parametrize("phi", ["relu/L", "2*sigmoid(x-log L)/L^0.5", "softplus/L, L=keys"])
+@pytest.mark.parametrize(
+    "phi", ["relu/L", "2*sigmoid(x-log L)/L^0.5", "relu(x-0.2*sqrt(2 log L))", "softplus/L, L=keys"]
+)
 def test_rows_are_those_of_the_weights(phi: str, learned: dict[str, str]) -> None:
     module = Attention(16, 2, phi=phi, **learned)
     for parameter, value in ((module.gain, 1.7), (module.alpha, 0.6)):

@@ -11,6 +11,7 @@ DECODERS = {
     "softmax": {"phi": "softmax"},
     "relu/L": {"phi": "relu/L", "qk_norm": True, "gate": "silu"},
     "sigmoid": {"phi": "sigmoid(x-log L)"},
+    "threshold": {"phi": "relu2(x-0.5*sqrt(2 log L))", "qk_norm": True},
     "learned": {"phi": "relu/L^0.5", "learned_gain": "head", "learned_alpha": "layer"},
 }
 

@@ -12,7 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nomax.nn import Memory, memory
 from nomax.ops import length
 
-PHIS = ("relu", "softmax", "gelu", "relu2/L^2", "1.5*softplus(x-0.3)/L^0.5", "sigmoid(x-log L)", "relu/L, L=7")
+PHIS = (
+    "relu", "softmax", "gelu", "relu2/L^2", "1.5*softplus(x-0.3)/L^0.5", "sigmoid(x-log L)", "relu(x-sqrt(2 log L))",
+    "relu/L, L=7",
+)  # fmt: skip
 
 
 def formula(module: Memory, x: Tensor) -> Tensor:
@@ -25,6 +28,7 @@ def formula(module: Memory, x: Tensor) -> Tensor:
         "relu2/L^2": lambda: scores.clamp(min=0) ** 2 / slots**2,
         "1.5*softplus(x-0.3)/L^0.5": lambda: 1.5 * torch.log1p((scores - 0.3).exp()) / math.sqrt(slots),
         "sigmoid(x-log L)": lambda: 1 / (1 + slots * (-scores).exp()),
+        "relu(x-sqrt(2 log L))": lambda: (scores - math.sqrt(2 * math.log(slots))).clamp(min=0),
         "relu/L, L=7": lambda: scores.clamp(min=0) / 7,
     }[str(module.phi)]()
 

@@ -217,6 +217,12 @@ def test_explain_says_what_will_run():
     assert "2×4×5×5 matrix of weights, 800 B" in text
 
 
+def test_explain_writes_a_threshold_and_counts_its_length():
+    text = str(nomax.explain(q, k, v, is_causal=True, phi="relu2(x+1-0.5*sqrt(2 log L))"))
+    assert "relu2(0.353553·q_i·k_j +1 -0.5·√(2 log L))·v_j" in text
+    assert "and L is their number" in text
+
+
 def test_explain_counts_as_attention_does():
     mask = torch.zeros(2, 1, 1, 5)
     mask[0, ..., 3:] = -math.inf

@@ -9,7 +9,7 @@ from precision import assert_precise
 import nomax
 
 DTYPES = [torch.float32, torch.bfloat16]
-PHIS = ["relu/L", "gelu/L", "identity/L", "sigmoid(x-log L)"]
+PHIS = ["relu/L", "gelu/L", "identity/L", "sigmoid(x-log L)", "relu2(x-0.5*sqrt(2 log L))"]
 KINDS = ["plain", "causal", "padding", "boolean"]
 
 

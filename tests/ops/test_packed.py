@@ -8,6 +8,8 @@ from semantics import DV, HEADS, D, close, on_every_backend, tril
 
 import nomax
 
+THRESHOLD = "relu2(x-0.5*sqrt(2 log L))"
+
 
 def packed(query_lengths, key_lengths, key_heads=HEADS):
     query = torch.randn(sum(query_lengths), HEADS, D)
@@ -31,7 +33,7 @@ LENGTHS = [((3, 5, 1), (3, 5, 1)), ((4, 2, 3), (6, 1, 3)), ((2, 0, 3, 1), (4, 2,
 @on_every_backend
 @pytest.mark.parametrize("dropout_p", [0.0, 0.4])
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("phi", ["relu/L", "sigmoid(x-log L)/L^0.5", "softplus/L, L=9", "relu"])
+@pytest.mark.parametrize("phi", ["relu/L", "sigmoid(x-log L)/L^0.5", "softplus/L, L=9", "relu", THRESHOLD])
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_packed_equals_padded(lengths, phi, is_causal, dropout_p, backend):
     query, key, value, query_offsets, key_offsets = packed(*lengths, key_heads=2)
@@ -53,7 +55,7 @@ def test_packed_equals_padded(lengths, phi, is_causal, dropout_p, backend):
 
 
 @on_every_backend
-@pytest.mark.parametrize("phi", ["relu/L, L=keys", "softmax"])
+@pytest.mark.parametrize("phi", ["relu/L, L=keys", f"{THRESHOLD}, L=keys", "softmax"])
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_packed_equals_each_sequence_alone(lengths, is_causal, phi, backend):
@@ -115,7 +117,7 @@ def like(x, y):
 
 @on_every_backend
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("phi", ["relu/L", "sigmoid(x-log L)", "identity/L", "softmax", "sparsemax"])
+@pytest.mark.parametrize("phi", ["relu/L", "sigmoid(x-log L)", "identity/L", THRESHOLD, "softmax", "sparsemax"])
 @pytest.mark.parametrize("lengths", [((3, 5, 1), (3, 5, 1)), ((4, 2, 3), (6, 1, 3)), ((2, 0, 3), (4, 2, 5))], ids=str)
 def test_jagged_tensors_are_served_sequence_by_sequence(lengths, phi, is_causal, backend):
     backend = None if phi in ("softmax", "sparsemax") else backend

@@ -30,10 +30,11 @@ def sums(parts: list[tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
 
 
 @on_every_backend
+@pytest.mark.parametrize("phi", ["sigmoid(x-log L)/L^0.5", "sigmoid(x+1-sqrt(2 log L))"])
 @pytest.mark.parametrize("kind", ["none", "causal", "padding", "bias"])
-def test_parts_of_the_keys_add_up_to_the_whole(kind, backend):
+def test_parts_of_the_keys_add_up_to_the_whole(kind, phi, backend):
     attend = backends.BACKENDS[backend].attend
-    whole = length.scaled(Phi.parse("sigmoid(x-log L)/L^0.5"), problem(kind, activation="sigmoid", rows=True))
+    whole = length.scaled(Phi.parse(phi), problem(kind, activation="sigmoid", rows=True))
     parts = [attend(whole.part((0, QUERIES), keys)) for keys in BOUNDS]
     for total, expected in zip(sums(parts), attend(whole), strict=True):
         close(total, expected)

@@ -54,6 +54,9 @@ def test_equals_the_oracle(activation, kind, backend):
         {"alpha": 0.5, "gain": math.sqrt(2), "shift": "-log L", "length": "keys"},
         {"alpha": 1.0, "length": "keys"},
         {"alpha": 1.0, "length": 196, "shift": "-log L"},
+        {"threshold": 1.0},
+        {"alpha": 0.5, "shift": 0.75, "threshold": 0.5, "length": "keys"},
+        {"shift": "-log L", "threshold": -0.25, "length": 196},
     ],
     ids=str,
 )
@@ -220,6 +223,39 @@ def test_the_kernels_gradients_are_the_references(activation, kind, backend):
 
     for actual, expected in zip(gradients(backend, torch.float32), gradients("reference", torch.float64), strict=True):
         close(actual, expected)
+
+
+@on_every_backend
+@pytest.mark.parametrize("power", [1, 2])
+@pytest.mark.parametrize("kind", ["none", "causal", "padding"])
+def test_with_normalised_queries_and_keys_a_threshold_is_one_of_their_cosines(kind, power, backend):
+    """relu(cos - β·√(2 log n / D))^p, times √D^p: where |q| = |k| = √D, the threshold of the scores has no D."""
+    query, key, value = tensors(key_heads=2)
+    arguments, seen, _ = MASKS[kind]()
+    seen = torch.ones(1, 1, 1, 1, dtype=torch.bool) if seen is None else seen
+    weight = torch.randn(B, HEADS, QUERIES, DV)
+
+    def leaves(dtype):
+        return [x.to(dtype, copy=True).requires_grad_() for x in (query, key, value)]
+
+    def on_spheres(query, key):
+        return [math.sqrt(D) * F.normalize(x, dim=-1) for x in (query, key)]
+
+    ours = leaves(torch.float32)
+    phi = f"{'relu' if power == 1 else 'relu2'}(x-0.5*sqrt(2 log L))"
+    arguments |= {"enable_gqa": True, "phi": phi, "backend": backend}
+    out = nomax.attention(*on_spheres(*ours[:2]), ours[2], **arguments)
+
+    exact = leaves(torch.float64)
+    unit_query, unit_key = (F.normalize(x, dim=-1) for x in exact[:2])
+    cosines = unit_query @ unit_key.repeat_interleave(HEADS // 2, 1).mT
+    counts = seen.expand(B, HEADS, QUERIES, KEYS).sum(-1, keepdim=True).clamp(min=1)
+    weights = (cosines - 0.5 * torch.sqrt(2 * torch.log(counts) / D)).clamp(min=0) ** power * seen
+    expected = math.sqrt(D) ** power * weights @ exact[2].repeat_interleave(HEADS // 2, 1)
+    close(out, expected)
+    gradients = (torch.autograd.grad((x * weight).sum(), y) for x, y in ((out, ours), (expected, exact)))
+    for actual, exactly in zip(*gradients, strict=True):
+        close(actual, exactly)
 
 
 # L: what it counts makes the result independent of padding, of the batch, and of how the keys are split.

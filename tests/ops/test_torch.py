@@ -89,6 +89,7 @@ CALLS = {
     "plain": lambda q, k, v: nomax.attention(q, k, v),
     "phi object": lambda q, k, v: nomax.attention(q, k, v, phi=nomax.Phi("gelu", alpha=0.5)),
     "causal": lambda q, k, v: nomax.attention(q, k, v, is_causal=True, phi="sigmoid(x-log L)"),
+    "threshold": lambda q, k, v: nomax.attention(q, k, v, is_causal=True, phi="relu2(x-0.5*sqrt(2 log L))"),
     "identity": lambda q, k, v: nomax.attention(q, k, v, phi="identity/L"),
     "bias": lambda q, k, v: nomax.attention(q, k, v, (q @ k.mT).detach(), phi="softplus/L"),
     "rows": lambda q, k, v: nomax.attention(q, k, v, phi="relu/L", return_rows=True)[1].entropy,
@@ -152,7 +153,7 @@ def test_float16_does_not_overflow_where_the_length_is_a_number_of_the_graph(how
 
 
 @pytest.mark.parametrize("backend", [None, "cpu", "reference"])
-@pytest.mark.parametrize("phi", ["relu/L", "identity/L", "sigmoid(x-log L)", "gelu"])
+@pytest.mark.parametrize("phi", ["relu/L", "identity/L", "sigmoid(x-log L)", "relu(x-0.5*sqrt(2 log L))", "gelu"])
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.trace.* is deprecated")
 def test_tracing_is_refused_with_advice(phi, backend):
     leaves = tuple(tensors())

@@ -211,6 +211,7 @@ def test_opcheck_of_the_operation(variant):
 CALLS = {
     "plain": lambda q, k, v: nomax.attention(q, k, v, backend="triton"),
     "causal": lambda q, k, v: nomax.attention(q, k, v, is_causal=True, phi="sigmoid(x-log L)", backend="triton"),
+    "threshold": lambda q, k, v: nomax.attention(q, k, v, phi="relu2(x-0.5*sqrt(2 log L))", backend="triton"),
     "rows": lambda q, k, v: nomax.attention(q, k, v, return_rows=True, backend="triton")[1].entropy,
 }
 

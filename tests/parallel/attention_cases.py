@@ -332,6 +332,7 @@ def cases(mesh) -> dict[str, Callable[[], None]]:
         "bias of keys": {"attn_mask": mask(1, LENGTH, bias=True), "make": Layout.zigzag},
         "rows": {"return_rows": True, "phi": "1.5*relu/L"},
         "shift by log L": {"phi": "sigmoid(x-log L)", "is_causal": True, "make": Layout.zigzag},
+        "threshold by log L": {"phi": "relu2(x+1-0.5*sqrt(2 log L))", "is_causal": True, "make": Layout.zigzag},
         "all keys counted": {"phi": "relu/L, L=keys", "attn_mask": mask(1, LENGTH)},
         "a fixed length": {"phi": "relu/L, L=11", "is_causal": True},
         "linear": {"phi": "identity/L"},

@@ -97,7 +97,8 @@ def draw(seed: int, number: int) -> Case:
     gain = chance.choice((1.0, 1.0, 1.0, 0.5, 3.0, 0.0, 1e-3)) * (1 if rows or chance.random() < 0.8 else -1)
     shift = chance.choice((0.0, 0.0, 0.0, 0.75, -0.5, MINUS_LOG_L))
     length: Any = chance.choice(("visible", "visible", "keys", 17))
-    phi = Phi(activation, chance.choice((0.0, 1.0, 1.0, 0.5, -0.25)), gain, shift, length)
+    threshold = chance.choice((0.0, 0.0, 0.0, 1.0, 0.5, -0.25))
+    phi = Phi(activation, chance.choice((0.0, 1.0, 1.0, 0.5, -0.25)), gain, shift, length, threshold)
     scale = None if chance.random() < 0.8 else chance.choice((1.0, 0.3, -0.7, 0.0))
     dropout = chance.choices((0.0, 0.1, 0.5, 0.9, 1.0), (7, 1, 1, 0.5, 0.2))[0]
 
@@ -228,6 +229,7 @@ def expected(case: Case) -> Expectation:
         length = torch.full((1, 1, 1, 1), float(case.phi.length), dtype=torch.float64)
     length = length.clamp(min=1)
     shift = -length.log() if case.phi.shift == MINUS_LOG_L else torch.full_like(length, float(case.phi.shift))
+    shift = shift - case.phi.threshold * (2 * length.log()).sqrt()
     coins = torch.ones(1, dtype=torch.float64)
     if case.dropout > 0:
         torch.default_generator.manual_seed(case.seed)
@@ -236,7 +238,8 @@ def expected(case: Case) -> Expectation:
         coins = stays.double() * (1 / (1 - case.dropout) if case.dropout < 1 else 0)
 
     plain = case.mask is None and case.diagonal is None and case.lengths is None
-    linear = case.phi.activation == "identity" and plain and case.phi.shift == 0 and not (case.dropout or case.rows)
+    unshifted = case.phi.shift == 0 and case.phi.threshold == 0
+    linear = case.phi.activation == "identity" and plain and unshifted and not (case.dropout or case.rows)
     query, key, value, grad = (
         _clean(case, name).double() * (present if name in ("query", "grad") else 1)
         for name in ("query", "key", "value", "grad")

@@ -245,7 +245,8 @@ def _describe(problem: Problem) -> str:
 def _formula(phi: Phi, problem: Problem) -> str:
     bias = " + mask_ij" if problem.mask is not None and problem.mask.dtype.is_floating_point else ""
     shift = " - log L" if phi.shift == MINUS_LOG_L else f" {phi.shift:+g}" if phi.shift else ""
-    score = f"{problem.scale:g}·q_i·k_j{bias}{shift}"
+    threshold = f" {-phi.threshold:+g}·√(2 log L)" if phi.threshold else ""
+    score = f"{problem.scale:g}·q_i·k_j{bias}{shift}{threshold}"
     if phi.activation in ROW_MAPS:
         return f"out_i = Σ_j {phi}_j({score})·v_j"
     gain = "" if phi.gain == 1 else f"{phi.gain:g} · "

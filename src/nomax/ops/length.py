@@ -48,7 +48,7 @@ def scaled(phi: Phi, problem: Problem, length: int | Tensor | None = None) -> Pr
     length: L, where it is known from outside: a part of the keys has the factors that follow from all of them.
     """
     shift = 0.0 if phi.shift == MINUS_LOG_L else phi.shift
-    if phi.alpha == 0 and phi.shift != MINUS_LOG_L:
+    if not phi.depends_on_length:
         return replace(problem, gain=phi.gain, shift=shift)
     n = of(phi, problem) if length is None else length
     if type(n) is int and not torch.compiler.is_compiling():
@@ -61,7 +61,7 @@ def scaled(phi: Phi, problem: Problem, length: int | Tensor | None = None) -> Pr
     row_gain = n.pow(-phi.alpha) if phi.alpha != 0 else None
     if row_gain is not None and phi.gain != 1:
         row_gain = row_gain * phi.gain
-    row_shift = -n.log() if phi.shift == MINUS_LOG_L else None
+    row_shift = _row_shift(phi, n.log()) if phi.shifts_by_length else None
     return replace(problem, gain=phi.gain, shift=shift, row_gain=row_gain, row_shift=row_shift)
 
 
@@ -89,7 +89,7 @@ def in_words(phi: Phi, problem: Problem) -> str:
     """Describe in words which keys are summed over, and what L is."""
     seen = _visible(problem)
     keys = f"the {_range(seen)} keys that query i may see" if isinstance(seen, Tensor) else f"all {seen} keys"
-    if phi.alpha == 0 and phi.shift != MINUS_LOG_L:
+    if not phi.depends_on_length:
         return f"j runs over {keys}"
     if phi.length == "visible":
         return f"j runs over {keys}, and L is their number"
@@ -114,10 +114,19 @@ def _unmasked(phi: Phi, keys: int) -> int:
 def _factors(phi: Phi, n: int) -> tuple[float, float]:
     """Return gain · L^-alpha and the shift for an L of n."""
     n = max(n, 1)
+    shift = -math.log(n) if phi.shift == MINUS_LOG_L else phi.shift
     try:
-        return phi.gain * n**-phi.alpha, -math.log(n) if phi.shift == MINUS_LOG_L else phi.shift
+        return phi.gain * n**-phi.alpha, shift - phi.threshold * math.sqrt(2 * math.log(n))
     except OverflowError:
         raise ValueError(f"phi={str(phi)!r} asks for {n}^{-phi.alpha:g}, which is too large for a number.") from None
+
+
+def _row_shift(phi: Phi, logarithm: Tensor) -> Tensor:
+    """Return the shifts that follow from the logarithms of L."""
+    if phi.threshold == 0:
+        return -logarithm
+    shift = -logarithm if phi.shift == MINUS_LOG_L else phi.shift
+    return shift - phi.threshold * (2 * logarithm).sqrt()
 
 
 def _visible(problem: Problem) -> int | Tensor:
