@@ -83,6 +83,7 @@ KINDS = (
     Kind("relu2, β = ½", "relu2, threshold", "relu2(x-0.5*sqrt(2 log L))"),
     Kind("relu2, β = 1", "relu2, threshold", "relu2(x-sqrt(2 log L))"),
 )
+ASKED = 4  # kinds that come first
 # The activation whose colour a line has, its marker, and its style.
 LINES: Mapping[str, tuple[str, str, str]] = {
     SOFTMAX: (SOFTMAX, "*", "-"),
@@ -95,13 +96,14 @@ Found = Mapping[Kind, Sequence[Any]]
 
 
 def grid(setup: TextSetup, seeds: Sequence[int]) -> list[TrainedExperiment]:
-    """Return every kind, of text and then of images. One seed after the other, so a budget cuts off whole seeds."""
+    """Return every kind, of text and of images, seed after seed; in each, the kinds that verdicts need come first."""
     return [run for _, run in _runs(setup, seeds)]
 
 
 def _runs(setup: TextSetup, seeds: Sequence[int]) -> list[tuple[Kind, TrainedExperiment]]:
     makes: tuple[Callable[..., TrainedExperiment], ...] = (_text, _image)
-    return [(kind, make(setup, kind, seed)) for seed in seeds for make in makes for kind in KINDS]
+    parts = (KINDS[:ASKED], KINDS[ASKED:])
+    return [(kind, make(setup, kind, seed)) for seed in seeds for part in parts for make in makes for kind in part]
 
 
 def _text(setup: TextSetup, kind: Kind, seed: int) -> TextExperiment:

@@ -146,7 +146,7 @@ def principal(keys: Tensor) -> Tensor:
 def halved(keys: Tensor) -> Tensor:
     """Return the order of keys [N, D] that comes of halving them across their principal direction again and again."""
     order = torch.arange(len(keys))
-    while len(order) % 2 == 0 and order.shape[-1] > min(SIZES):
+    while order.shape[-1] > min(SIZES):
         groups = order.view(-1, order.shape[-1])
         order = groups.gather(1, _along(keys[groups])).view(2 * len(groups), -1)
     return order.flatten()
