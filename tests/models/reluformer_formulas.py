@@ -61,7 +61,7 @@ class Formulas:
     def __init__(self, model: ReLUFormer) -> None:
         self.config = model.config
         self.state = {name: tensor.detach().double().numpy() for name, tensor in model.state_dict().items()}
-        self.penalties: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+        self.penalties: dict[str, list[tuple[np.ndarray, ...]]] = {}
 
     def linear(self, x: np.ndarray, name: str, part: int = 0, parts: int = 1) -> np.ndarray:
         weight, bias = (np.split(self.state[f"{name}.{kind}"], parts)[part] for kind in ("weight", "bias"))
@@ -105,7 +105,7 @@ class Formulas:
         entropy = -(a * np.log(np.where(a > 0, a, 1))).sum(-1)
         excess = np.maximum(entropy - 0.7 * np.log(n), 0)
         with np.errstate(divide="ignore"):
-            self.penalties.setdefault(name, []).append((np.abs(np.log(a.sum(-1))), excess))
+            self.penalties.setdefault(name, []).append((np.abs(np.log(a.sum(-1))), excess, np.abs(a).sum(-1)))
         joined = (a @ v).swapaxes(0, 1).reshape(len(x), -1)
         if self.config.joined_norm == "rela":
             scale, gate = self.state[f"{name}.joined_norm.scale"], self.state[f"{name}.joined_norm.gate"]
@@ -153,7 +153,7 @@ class Formulas:
     def mean_penalties(self) -> list[float]:
         """Over all rows and heads of an attention, then over attentions."""
         means = [
-            [np.concatenate([sentence[i].ravel() for sentence in rows]).mean() for i in range(2)]
+            [np.concatenate([sentence[i].ravel() for sentence in rows]).mean() for i in range(3)]
             for rows in self.penalties.values()
         ]
         return [float(x) for x in np.mean(means, 0)]

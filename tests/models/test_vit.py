@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from nomax import _compat
+from nomax.evaluate.attention_weights import attention_weights
 from nomax.models import ViT, ViTConfig
 from nomax.ops import cpu
 
@@ -270,6 +271,27 @@ def test_a_compiled_model_is_the_same(settings: dict[str, object]) -> None:
     exact(x.double()).square().sum().backward()
     for twice, parameter, wide in zip(grads, model.parameters(), exact.parameters(), strict=True):
         assert_precise(twice, 2 * parameter.grad, 2 * wide.grad)
+
+
+def test_penalties_are_means_over_images_heads_and_blocks() -> None:
+    model = randomised(ViT("pico/4", image_size=16, num_classes=5, phi="softplus/L", pool="tok")).double()
+    x = images(model, 3).double()
+    logits, whole = model(x, penalties=True)
+    _, each = model(x, penalties="sequences")
+    torch.testing.assert_close(logits, model(x))
+    weights = [w.weights for image in x for w in attention_weights(model, image)]
+    size = torch.stack([w.sum(-1).mean() for w in weights]).view(3, model.config.size.depth)
+    torch.testing.assert_close(each.l1, size.mean(1))
+    torch.testing.assert_close(whole.l1, size.mean())
+    entropy = torch.stack([(torch.special.entr(w).sum(-1) - 0.7 * math.log(17)).clamp(min=0).mean() for w in weights])
+    torch.testing.assert_close(whole.entropy, entropy.mean())
+    torch.testing.assert_close(whole.normalisation, torch.stack([w.sum(-1).log().abs().mean() for w in weights]).mean())
+    whole.l1.backward()
+    assert all(block.attention.qkv.weight.grad.any() for block in model.blocks)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, penalties=True)[1], whole)
+    with pytest.raises(ValueError, match="call the model twice"):
+        model(x, intermediates=True, penalties=True)
 
 
 def test_autocast_to_bfloat16_trains_and_is_right_to_rounding() -> None:

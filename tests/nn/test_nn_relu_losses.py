@@ -14,16 +14,17 @@ from nomax import Rows
 from nomax.nn import RELUFORMER, Attention, Penalties, penalties
 
 
-def formula(weights: Tensor, seen: Tensor, margin: float = 0.7, normalized: bool = False) -> tuple[float, float]:
-    """The two means from the weights themselves, row by row."""
-    sums, entropies = [], []
+def formula(weights: Tensor, seen: Tensor, margin: float = 0.7, normalized: bool = False) -> tuple[float, ...]:
+    """The three means from the weights themselves, row by row."""
+    sums, entropies, sizes = [], [], []
     weights, seen = weights.double().numpy(), seen.expand(weights.shape).numpy()
     for row, visible in zip(weights.reshape(-1, weights.shape[-1]), seen.reshape(-1, seen.shape[-1]), strict=True):
         if visible.any():
             sums.append(abs(math.log(row.sum())))
             s = row[row > 0] / (row.sum() if normalized else 1)
             entropies.append(max(-(s * np.log(s)).sum() - margin * math.log(visible.sum()), 0))
-    return float(np.mean(sums)), float(np.mean(entropies))
+            sizes.append(np.abs(row).sum())
+    return float(np.mean(sums)), float(np.mean(entropies)), float(np.mean(sizes))
 
 
 def some_seen(batch: int, length: int) -> Tensor:
@@ -43,13 +44,14 @@ def test_penalties_are_their_formulas(phi: str, margin: float, normalized: bool)
         module.qkv.bias[:32] = 0.7  # of queries and keys, so that no row of ReLU's is all zero
         _, rows = module(x, attn_mask=seen, return_rows=True)
         found = penalties(rows, module.visible(x, attn_mask=seen), margin, normalized=normalized)
-        normalisation, entropy = formula(module.weights(x, attn_mask=seen), seen, margin, normalized)
+        normalisation, entropy, size = formula(module.weights(x, attn_mask=seen), seen, margin, normalized)
     assert isinstance(found, Penalties)
     assert found.normalisation.shape == found.entropy.shape == ()
     # A score has 16 products, a row 13 keys, and a logarithm follows: within a hundred roundings of float32.
     roundings = 100 * torch.finfo(torch.float32).eps
     assert float(found.normalisation) == pytest.approx(normalisation, rel=roundings, abs=roundings)
     assert float(found.entropy) == pytest.approx(entropy, rel=roundings, abs=roundings)
+    assert float(found.l1) == pytest.approx(size, rel=roundings)
 
 
 def test_the_literal_entropy_is_the_default_and_differs_from_the_normalized_one() -> None:
@@ -78,8 +80,9 @@ def test_rows_without_a_visible_key_do_not_count_and_a_batch_of_them_is_zero() -
     found = penalties(Rows(sums, entropy), torch.tensor([1, 0, 1]))
     assert float(found.normalisation) == pytest.approx(0.5)
     assert float(found.entropy) == pytest.approx(1.25)
+    assert float(found.l1) == pytest.approx((math.e + 1) / 2)
     nothing = penalties(Rows(torch.zeros(2, 3), torch.zeros(2, 3)), torch.zeros(1, 3))
-    assert [float(x) for x in nothing] == [0, 0]
+    assert [float(x) for x in nothing] == [0, 0, 0]
 
 
 def test_the_logarithm_goes_on_as_a_tangent_below_a_small_sum() -> None:

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from nomax._files import check_fields
 from nomax.models.hub import Pretrained
-from nomax.nn import RELUFORMER, Attention, KeyValueCache, Memory, Penalties, penalties
+from nomax.nn import RELUFORMER, Attention, KeyValueCache, Memory, Penalties
 from nomax.nn.attention import Learned
 from nomax.nn.layers import Dropout, LayerNorm, linear
+from nomax.nn.relu_losses import Tally, View
 from nomax.phi import ACTIVATIONS, SOFTMAX, Phi
 
 MOST_LAYERS = 1000  # of the encoder and of the decoder: the deepest transformers so far; more is a mistake
@@ -159,47 +160,6 @@ class Caches:
             cache.keep(kept)
 
 
-@dataclass(frozen=True)
-class View:
-    """The keys that an attention may see: those of a context or x itself, a mask or causality, and a cache."""
-
-    context: Tensor | None = None
-    mask: Tensor | None = None
-    is_causal: bool = False
-    cache: KeyValueCache | None = None
-    # For penalties: the number of keys each query sees, broadcasting to [B, heads, queries], and 0 for padding, whose
-    # rows do not count.
-    visible: Tensor | None = None
-
-
-class Tally:
-    """Call attention, and keep the penalties of its rows if wanted."""
-
-    def __init__(self, wanted: bool | Literal["sequences"], margin: float = 0.7) -> None:
-        self.wanted, self.margin = wanted, margin
-        self.penalties: list[Penalties] = []
-
-    def __call__(self, attention: Attention, x: Tensor, view: View) -> Tensor:
-        how: Any = {"attn_mask": view.mask, "is_causal": view.is_causal, "cache": view.cache}
-        if not self.wanted or view.visible is None:
-            plain: Tensor = attention(x, view.context, **how)
-            return plain
-        out, rows = attention(x, view.context, return_rows=True, **how)
-        self.penalties.append(penalties(rows, view.visible, self.margin, by_sequence=self.wanted == "sequences"))
-        return out
-
-    def add(self, output: tuple[Tensor, list[Penalties]]) -> Tensor:
-        """Keep the penalties that a layer returns, and return its states."""
-        states, penalties = output
-        self.penalties += penalties
-        return states
-
-    def mean(self) -> Penalties:
-        """Return the mean over attentions, which count equally however many rows they have."""
-        normalisation, entropy = zip(*self.penalties, strict=True)
-        return Penalties(torch.stack(normalisation).mean(0), torch.stack(entropy).mean(0))
-
-
 class Layer(nn.Module):
     """Attention, attention to the source when translating, then the memory, each with a residual connection."""
 
@@ -274,8 +234,8 @@ class ReLUFormer(Pretrained):
     ) -> Tensor | tuple[Tensor, Penalties]:
         """Return logits [B, T, vocabulary] for the token after each target token; a language model takes only its text.
 
-        penalties: also return ReLUFormer's two penalties, averaged over tokens, heads and layers; with "sequences" for
-            each sequence, [B], independent of the others in the batch.
+        penalties: also return `nomax.nn.penalties`, averaged over tokens, heads and layers; with "sequences" for each
+            sequence, [B], independent of the others in the batch.
         margin: the share of log n above which the entropy of a row over n keys is penalised.
         """
         tally = Tally(penalties, margin)

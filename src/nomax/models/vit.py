@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from nomax._files import check_fields, did_you_mean
 from nomax.models.hub import Pretrained
-from nomax.nn import Attention, Linear
+from nomax.nn import Attention, Linear, Penalties
 from nomax.nn.attention import Gate, Learned
 from nomax.nn.layers import Dropout, LayerNorm, linear
+from nomax.nn.relu_losses import Tally, View
 from nomax.ops.rowwise import gelu
 from nomax.phi import Phi
 
@@ -269,9 +270,15 @@ class Block(nn.Module):
         self.mlp = MLP(config)
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, x: Tensor, note: Recorder, name: str) -> Tensor:
-        x = note("/+sa", self.dropout(note("/sa", self.attention(self.attention_norm(x)), name), onto=x), name)
-        return note("/+mlp", self.dropout(note("/mlp", self.mlp(self.mlp_norm(x)), name), onto=x), name)
+    def forward(
+        self, x: Tensor, note: Recorder, name: str, tally: Tally, view: View
+    ) -> Tensor | tuple[Tensor, list[Penalties]]:
+        """Return the new tokens, and the penalties of their attention, if the tally wants any."""
+        tally = Tally(tally.wanted, tally.margin)  # one of its own: a block may be run again, to save memory
+        attended = tally(self.attention, self.attention_norm(x), view)
+        x = note("/+sa", self.dropout(note("/sa", attended, name), onto=x), name)
+        x = note("/+mlp", self.dropout(note("/mlp", self.mlp(self.mlp_norm(x)), name), onto=x), name)
+        return (x, tally.penalties) if tally.wanted else x
 
 
 class ViT(Pretrained):
@@ -310,25 +317,34 @@ class ViT(Pretrained):
         """Return a model with this config and new weights."""
         return cls(**asdict(config))
 
-    def forward(self, images: Tensor, intermediates: bool = False) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+    def forward(
+        self, images: Tensor, intermediates: bool = False, *, penalties: bool | Literal["sequences"] = False
+    ) -> Tensor | tuple[Tensor, dict[str, Tensor]] | tuple[Tensor, Penalties]:
         """Return logits [B, num_classes] and, with intermediates=True, every intermediate result by big_vision's name.
+
+        penalties: return logits and `nomax.nn.penalties`, averaged over tokens, heads and layers; with "sequences" for
+            each image, [B], independent of the others in the batch.
 
         The names are stem, with_posemb, encoder/block00/sa, +sa, mlp and +mlp of each block, encoder/pre_ln, encoded,
         head_input, pre_logits_2d, pre_logits, logits_2d and logits; the 2d ones apply the head to each patch.
         """
-        note = Recorder(intermediates)
-        x = self._features(images, note)
+        if intermediates and penalties:
+            raise ValueError("intermediates and penalties cannot both be returned: call the model twice.")
+        note, tally = Recorder(intermediates), Tally(penalties)
+        x = self._features(images, note, tally)
         if self.head is not None:
             if note.results is not None:
                 note("logits_2d", self.head(note.results["pre_logits_2d"]))
             x = note("logits", self.head(x))
+        if penalties:
+            return x, tally.mean()
         return x if note.results is None else (x, note.results)
 
     def features(self, images: Tensor) -> Tensor:
         """Return the input of the head, big_vision's pre_logits: [B, width], or [B, rep_size]."""
-        return self._features(images, Recorder(False))
+        return self._features(images, Recorder(False), Tally(False))
 
-    def _features(self, images: Tensor, note: Recorder) -> Tensor:
+    def _features(self, images: Tensor, note: Recorder, tally: Tally) -> Tensor:
         config, prefix = self.config, int(self.config.has_class_token)
         if images.shape[1:] != (config.channels, *config.image):
             expected = ", ".join(map(str, (config.channels, *config.image)))
@@ -341,8 +357,10 @@ class ViT(Pretrained):
         if self.class_token is not None:
             x = torch.cat([self.class_token.expand(len(x), -1, -1), x], dim=1)
         x = self.dropout(x)
+        view = View(visible=torch.tensor(x.shape[1], device=x.device)) if tally.wanted else View()
         for i, block in enumerate(self.blocks):
-            x = block(x, note, f"encoder/block{i:02d}")
+            output = block(x, note, f"encoder/block{i:02d}", tally, view)
+            x = tally.add(output) if tally.wanted else output
         note("encoder/pre_ln", x)
         x = note("encoded", self.norm(x) if config.norm == "tokens" else x)
         patches = x[:, prefix:]

@@ -61,7 +61,7 @@ def scaled(phi: Phi, problem: Problem, length: int | Tensor | None = None) -> Pr
     row_gain = n.pow(-phi.alpha) if phi.alpha != 0 else None
     if row_gain is not None and phi.gain != 1:
         row_gain = row_gain * phi.gain
-    row_shift = _row_shift(phi, n.log()) if phi.shifts_by_length else None
+    row_shift = _row_shift(phi, n) if phi.shifts_by_length else None
     return replace(problem, gain=phi.gain, shift=shift, row_gain=row_gain, row_shift=row_shift)
 
 
@@ -121,12 +121,14 @@ def _factors(phi: Phi, n: int) -> tuple[float, float]:
         raise ValueError(f"phi={str(phi)!r} asks for {n}^{-phi.alpha:g}, which is too large for a number.") from None
 
 
-def _row_shift(phi: Phi, logarithm: Tensor) -> Tensor:
-    """Return the shifts that follow from the logarithms of L."""
+def _row_shift(phi: Phi, n: Tensor) -> Tensor:
+    """Return the shifts for each L of n."""
     if phi.threshold == 0:
-        return -logarithm
+        return -n.log()
+    # In float64, as for an L that is one number: shift and threshold may cancel, and their roundings would remain.
+    logarithm = n.double().log()
     shift = -logarithm if phi.shift == MINUS_LOG_L else phi.shift
-    return shift - phi.threshold * (2 * logarithm).sqrt()
+    return (shift - phi.threshold * (2 * logarithm).sqrt()).to(n.dtype)
 
 
 def _visible(problem: Problem) -> int | Tensor:

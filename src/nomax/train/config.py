@@ -4,10 +4,12 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
+
+from nomax.phi import ACTIVATIONS, ROW_MAPS, Phi
 
 FORBID: Mapping[str, Any] = {"extra": "forbid"}  # pydantic would drop an unknown field, a misspelt one, in silence
 WARMUP = 5  # by itself a warm-up takes at most one in so many steps; no recipe's own takes more
@@ -82,6 +84,10 @@ class LoopConfig:
     """CPU threads; 0 lets torch choose. Can change on resume."""
     schedule: Literal["cosine", "inverse-sqrt"] = "cosine"
     """Decay of the learning rate after the warm-up: to 0 at the last step, or as 1/√step."""
+    attention_l1: tuple[float, ...] = ()
+    """Weights of an L1 penalty in the loss, the mean over rows of Σ|a_ij|, which makes more attention weights zero:
+    the first is constant, each further one is reached along a sine, and these stages are equally long. Such as
+    0.01 0.1 1. None: no penalty."""
 
     def check(self) -> None:
         """Raise a ValueError that names the field, unless these values make sense together."""
@@ -99,11 +105,42 @@ class LoopConfig:
             raise ValueError(
                 f"warmup={self.warmup} must be less than steps={self.steps}: pass --warmup or train longer (--steps)."
             )
+        if not all(0 <= weight < math.inf for weight in self.attention_l1):
+            raise ValueError(f"attention_l1={self.attention_l1} must be numbers of at least 0.")
         if self.accumulate > self.batch_size:
             raise ValueError(f"accumulate={self.accumulate} must not exceed batch_size={self.batch_size}.")
 
+    @property
+    def presses_attention(self) -> bool:
+        """Return whether the L1 penalty of attention weights is in the loss."""
+        return any(self.attention_l1)
+
+    def check_l1(self, phi: str) -> None:
+        """Raise a ValueError if the L1 penalty of attention weights has no meaning for a model's φ."""
+        parsed = Phi.parse(phi)
+        normalises = parsed.activation in ROW_MAPS
+        positive = not normalises and ACTIVATIONS[parsed.activation].nonnegative and parsed.gain >= 0
+        if self.presses_attention and not positive:
+            why = "rows that always sum to 1" if normalises else "weights below zero"
+            raise ValueError(
+                f"attention_l1={self.attention_l1}: phi={phi!r} has {why}, so a penalty on the sums of rows would not "
+                "ask for zeros. Leave out --attention-l1, or use a φ such as relu/L."
+            )
+
 
 Config = TypeVar("Config", bound=LoopConfig)
+
+
+def sine_stages(values: Sequence[float], step: int, steps: int) -> float:
+    """Return ProSparse's λ at a step, counted from 0: the first value, then half a sine wave to each of the others.
+
+    The stages are equally long, and the wave is flat at both of its ends.
+    """
+    stage, rest = divmod(step * len(values), steps)
+    if stage == 0:
+        return values[0]
+    trough, peak = values[stage - 1], values[stage]
+    return trough + (peak - trough) * (1 - math.cos(math.pi * rest / steps)) / 2
 
 
 def settle(config: Config, steps_per_epoch: Callable[[], float], given: Collection[str] = ()) -> Config:

@@ -81,7 +81,7 @@ def test_penalties_are_added_with_their_weights(data):
         example = task.stages[0][0][number]
         source, target = torch.tensor([[*example.source, 2]]), torch.tensor([[1, *example.target]])
         _, penalties = task.model(source, target, penalties=True, margin=0.6)
-        expected = [sum_ + float(value) * target.shape[1] for sum_, value in zip(expected, penalties, strict=True)]
+        expected = [sum_ + float(value) * target.shape[1] for sum_, value in zip(expected, penalties[:2], strict=True)]
     assert [measured["normalisation"], measured["entropy"]] == pytest.approx([x / task.size(batch) for x in expected])
     total = without + 0.5 * measured["normalisation"] + 2.0 * measured["entropy"]
     assert measured["loss"] == pytest.approx(total, rel=REORDERED)

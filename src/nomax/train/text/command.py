@@ -21,6 +21,7 @@ MODEL = {
     "slots": "Slots of each feed-forward layer, which is a memory.",
     "gamma": "γ, by which relu/√L is divided, or where it starts if learned: with √(n/π) rows of a new model over n "
     "keys sum to about 1. Of other φ, 1.",
+    "learned_shift": "Learn a shift of the scores, one per layer or head. It starts at φ's: at -1 for relu(x-1)/L.",
     "memory_phi": "φ of the feed-forward layers: relu, softmax, …",
     "memory_norm": "Apply LayerNorm to the output of each feed-forward layer.",
     "joined_norm": "ReLA's gated RMSNorm of the joined heads; with --phi relu, this is ReLA.",

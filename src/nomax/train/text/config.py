@@ -109,6 +109,7 @@ class TextConfig(LoopConfig):
                 f"phi={self.model.phi!r} has weights below zero, whose sums and entropies the penalties cannot hold: "
                 "pass --penalty 0, or a φ such as relu/L^0.5."
             )
+        self.check_l1(self.model.phi)
         if self.batch_size < self.model.max_length:
             raise ValueError(
                 f"batch_size={self.batch_size:,} tokens cannot hold an example of {self.model.max_length:,}: pass a "

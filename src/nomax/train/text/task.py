@@ -18,6 +18,7 @@ from nomax.models import ReLUFormer
 from nomax.models.hub import VOCABULARY, vocabulary_digest
 from nomax.ops.rowwise import cross_entropy
 from nomax.train import run_folder
+from nomax.train.config import sine_stages
 from nomax.train.console import display_name, perplexity
 from nomax.train.text import data as text_data
 from nomax.train.text.config import TextConfig
@@ -169,24 +170,28 @@ class TextTask:
 
 
 def measure(config: TextConfig, model: nn.Module, batch: TextBatch) -> dict[str, Tensor]:
-    """Return sums over the tokens of a batch: "loss", "nll" (without smoothing and penalties) and "accuracy"."""
+    """Return sums over the tokens of a batch: "loss", "nll" (without smoothing and penalties) and "accuracy".
+
+    Penalties that are in the loss are there by name; the L1 penalty is in that of training only.
+    """
     labels = batch.target[:, 1:]
     known = labels != config.model.padding
     # The end of a shorter target has nothing to predict, so the model does not see it.
     shown = batch.target[:, :-1].masked_fill(~known, config.model.padding)
     read = (shown,) if config.task == "language" else (_source(config, batch), shown)
-    logits, penalties = (
-        model(*read, penalties="sequences", margin=config.margin) if config.penalised else (model(*read), None)
-    )
+    weights: dict[str, float] = {}
+    if config.penalised:
+        weights = {"normalisation": config.normalisation_penalty, "entropy": config.entropy_penalty}
+    if config.presses_attention and model.training:
+        weights["l1"] = sine_stages(config.attention_l1, batch.step, config.steps)
+    logits, penalties = model(*read, penalties="sequences", margin=config.margin) if weights else (model(*read), None)
     losses, nlls, right = cross_entropy(logits, labels, config.label_smoothing)
     loss, nll = (each.masked_fill(~known, 0).sum() for each in (losses, nlls))
     measured = {"loss": loss, "nll": nll, "accuracy": (right & known).sum()}
-    if penalties is not None:
-        # Means over the rows of each sequence, which counts as often as it has tokens: parts of a batch add up.
-        weights = {"normalisation": config.normalisation_penalty, "entropy": config.entropy_penalty}
-        for name, weight in weights.items():
-            measured[name] = (getattr(penalties, name) * known.sum(-1)).sum()
-            measured["loss"] = measured["loss"] + weight * measured[name]
+    # Means over the rows of each sequence, which counts as often as it has tokens: parts of a batch add up.
+    for name, weight in weights.items():
+        measured[name] = penalty = (getattr(penalties, name) * known.sum(-1)).sum()
+        measured["loss"] = measured["loss"] + weight * penalty
     return measured
 
 

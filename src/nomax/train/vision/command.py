@@ -21,6 +21,7 @@ MODEL = {
     "gate": "Multiply the heads by a projection of the block's input.",
     "learned_gain": "Learn φ's gain, one per layer or head.",
     "learned_alpha": "Learn the exponent of L, one per layer or head.",
+    "learned_shift": "Learn a shift of the scores, one per layer or head. It starts at φ's: at -1 for relu(x-1)/L.",
     "dropout": "Dropout of the embedded patches and of what each block adds.",
 }
 SMOKE: dict[str, Any] = {

@@ -56,6 +56,11 @@ class VisionConfig(LoopConfig):
 
     command: ClassVar[str] = "train vit"
 
+    def check(self) -> None:
+        """Raise a ValueError that names the field, unless these values make sense together."""
+        super().check()
+        self.check_l1(self.model.phi)
+
     @staticmethod
     def task_type() -> "type[RunTask[Any]]":
         """Return the task that trains such a config."""

@@ -20,6 +20,7 @@ from nomax.data.source import DataError, part
 from nomax.data.storage import PATIENCE, Patience
 from nomax.models import Preprocessing, ViT, ViTConfig
 from nomax.train import run_folder
+from nomax.train.config import sine_stages
 from nomax.train.vision import diagnostics
 from nomax.train.vision.config import VisionConfig
 
@@ -106,10 +107,19 @@ class VisionTask:
             yield Batch(batch.step, images, targets)
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Return the loss and the number of correct images; a mixed image counts as the one with the larger share."""
-        logits = model(batch.images)
+        """Return the loss and the number of correct images; a mixed image counts as the one with the larger share.
+
+        In training the loss has the L1 penalty of the config.
+        """
+        pressed = self.config.presses_attention and model.training
+        logits, penalties = model(batch.images, penalties="sequences") if pressed else (model(batch.images), None)
         labels = batch.targets.argmax(-1) if batch.targets.is_floating_point() else batch.targets
-        return {"loss": self.loss(logits, batch.targets).sum(), "accuracy": (logits.argmax(-1) == labels).sum()}
+        measured = {"loss": self.loss(logits, batch.targets).sum(), "accuracy": (logits.argmax(-1) == labels).sum()}
+        if penalties is not None:
+            measured["l1"] = penalties.l1.sum()
+            weight = sine_stages(self.config.attention_l1, batch.step, self.config.steps)
+            measured["loss"] = measured["loss"] + weight * measured["l1"]
+        return measured
 
     def evaluation(self, world: "World") -> Iterator[Batch]:
         """Yield this rank's part of the test images. Ranks with fewer batches than others end with empty ones."""
