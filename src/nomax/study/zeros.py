@@ -4,13 +4,13 @@
     nomax study zeros                  an hour and a half on one core
     nomax study zeros --setup hour     models of the same size, trained longer
 
-Language models and vision transformers that differ in φ alone: shifts of the scores before h, fixed ones and, where the
-table has them, others. Shown are their loss or error beside the share of their weights that are exactly zero, and, of
-the language models, blocks of a long cache: keys of one layer over many documents of the training text, one after the
-other, with queries of the test text. relu(s + shift) is zero for a whole block if an upper bound on its scores is not
-above −shift. How many blocks are all zero, how many of them the bounds can tell, and the time of bounds and of
-attention over the blocks that are left: nomax.study.engine.blocks. Options change the text models; images keep to the
-set-up of the same name. What came out: results/zeros/verdicts.md.
+Language models and vision transformers that differ in their attention alone: shifts of the scores before h, fixed and
+learned ones; thresholds β·√(2 log L); and an L1 penalty of the weights, which rises to λ in training. Shown are their
+loss or error beside the share of their weights that are exactly zero, and blocks of a long cache: keys of a layer over
+many documents of the training text, one after the other, with queries of the test text. relu(s + shift) is zero for a
+whole block if an upper bound on its scores is not above −shift. How many blocks are all zero, how many of them the
+bounds can tell, and the time of bounds and of attention over the blocks that are left: nomax.study.engine.blocks.
+Options change the text models; images keep to the set-up of the same name. What came out: results/zeros/verdicts.md.
 """
 
 import math
@@ -24,7 +24,7 @@ from nomax._figures import PAPER
 from nomax.phi import SOFTMAX
 from nomax.study.engine.blocks import BOUNDS, ORDERS, SIZES
 from nomax.study.engine.experiment import ImageExperiment, TextExperiment, TrainedExperiment
-from nomax.study.engine.figure import Figure, Table, handle, legend, nothing_yet, percent_axis, plain_powers, sheet
+from nomax.study.engine.figure import Figure, Table, handle, legend, nothing_yet, percent_axis, sheet
 from nomax.study.engine.result import ImageResult, Result, TrainedResult
 from nomax.study.engine.statistics import Interval, accuracy, contrast
 from nomax.study.engine.verdict import MARGIN as POINT
@@ -51,6 +51,7 @@ PATCH = 4
 MANY = 0.9  # "nine in ten"
 PAYS = 1.3  # a gain in time worth a kernel and a cache of its own
 LEAST = 1e-4  # the least share of weights that a figure tells from none
+TICKS = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 1e-3, LEAST)
 SHOWN = 65_536  # keys whose blocks are shown
 
 
@@ -60,6 +61,8 @@ class Kind:
 
     name: str
     line: str
+    mark: str
+    """What tells it from others on the line."""
     phi: str
     model: Mapping[str, Any] = field(default_factory=dict)
     """Changes to the configuration of the model."""
@@ -72,22 +75,27 @@ class Kind:
         return hash(self.name)
 
 
-BASE = Kind("relu/L", "fixed shift", "relu/L", long=True)
+BASE = Kind("relu/L", "fixed shift", "0", "relu/L", long=True)
 KINDS = (
     BASE,
-    Kind("relu(x-1)/L", "fixed shift", "relu(x-1)/L", long=True),
-    Kind("relu(x-2)/L", "fixed shift", "relu(x-2)/L", long=True),
-    Kind(SOFTMAX, SOFTMAX, SOFTMAX),
-    Kind("relu2/L", "relu2", "relu2/L"),
-    Kind("relu, β = 1", "relu, threshold", "relu(x-sqrt(2 log L))"),
-    Kind("relu2, β = ½", "relu2, threshold", "relu2(x-0.5*sqrt(2 log L))"),
-    Kind("relu2, β = 1", "relu2, threshold", "relu2(x-sqrt(2 log L))"),
+    Kind("relu(x-1)/L", "fixed shift", "−1", "relu(x-1)/L", long=True),
+    Kind("relu(x-2)/L", "fixed shift", "−2", "relu(x-2)/L", long=True),
+    Kind(SOFTMAX, SOFTMAX, "", SOFTMAX),
+    Kind("L1 to 0.03", "L1 penalty", "0.03", "relu/L", training={"attention_l1": (0.003, 0.03)}),
+    Kind("relu, β = 1", "relu, threshold", "1", "relu(x-sqrt(2 log L))"),
+    Kind("learned shift", "learned shift", "", "relu/L", model={"learned_shift": "head"}),
+    Kind("relu2, β = ½", "relu2, threshold", "½", "relu2(x-0.5*sqrt(2 log L))"),
+    Kind("L1 to 0.1", "L1 penalty", "0.1", "relu/L", training={"attention_l1": (0.01, 0.1)}),
+    Kind("relu2/L", "relu2", "", "relu2/L"),
+    Kind("relu2, β = 1", "relu2, threshold", "1", "relu2(x-sqrt(2 log L))"),
 )
 ASKED = 4  # kinds that come first
 # The activation whose colour a line has, its marker, and its style.
 LINES: Mapping[str, tuple[str, str, str]] = {
     SOFTMAX: (SOFTMAX, "*", "-"),
     "fixed shift": ("relu", "o", "-"),
+    "learned shift": ("relu", "D", "-"),
+    "L1 penalty": ("relu", "P", "--"),
     "relu2": ("relu2", "s", "-"),
     "relu, threshold": ("relu", "^", ":"),
     "relu2, threshold": ("relu2", "v", ":"),
@@ -315,7 +323,8 @@ def _frontier(text: Found, images: Found) -> Figure:
     words = "; ".join(f"{row[1]} of {row[0]}: {row[3]:.4g} with {row[2]} zeros" for row in rows if row[2] is not None)
     caption = (
         "Left: the test loss in nats of a language model; right: the test error of a vision transformer; over the "
-        "share of weights that are not zero, fewer to the right. Means over seeds, bars from lowest to highest. A "
+        "share of weights that are not zero, fewer to the right. Beside a point is its "
+        "shift, its β or its λ. Means over seeds, bars from lowest to highest. A "
         f"share below {LEAST:g} is drawn there. {_models(text, images)}"
     )
     title = "What more zeros cost"
@@ -344,8 +353,11 @@ def _paint_frontier(panels: Sequence[tuple[str, Found, Any]]) -> Any:
         axis.set_title(f"{name}: {'test loss (nats)' if score is loss else 'test error'}")
         axis.set_xlabel("weights that are not zero")
         axis.set_xscale("log")
-        axis.invert_xaxis()
-        plain_powers(axis.xaxis)
+        left, right = sorted(axis.get_xlim(), reverse=True)
+        axis.set_xticks([share for share in TICKS if right <= share <= left], minor=False)
+        axis.set_xticks([], minor=True)
+        axis.set_xlim(left, right)
+        axis.xaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
         if score is error:
             percent_axis(axis)
     if lines:
@@ -361,11 +373,12 @@ def _look(line: str) -> dict[str, Any]:
 
 def _draw_line(axis: Any, line: str, found: Found, score: Callable[[Any], float | None]) -> None:
     look, places, means = _look(line), [], []
-    for results in found.values():
+    for kind, results in found.items():
         values = _values(results, score)
         places.append(max(LEAST, 1 - (_mean(results, measured("zeros")) or 0)))
         means.append(fmean(values))
         axis.plot([places[-1]] * 2, [min(values), max(values)], lw=1.6, color=look["color"], alpha=0.5)
+        axis.annotate(kind.mark, (places[-1], means[-1]), (6, 5), textcoords="offset points", fontsize=9.5)
     axis.plot(places, means, **look)
 
 
