@@ -3,21 +3,26 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from made_results import noise
 
 from nomax import data, study
+from nomax.console import Console
 from nomax.data.registry import TEXTS
 from nomax.study import zeros
-from nomax.study.engine.blocks import ORDERS, SIZES
+from nomax.study.engine.blocks import BOUNDS, ORDERS, SIZES
 from nomax.study.engine.experiment import ImageExperiment, TextExperiment
 from nomax.study.engine.publish import to_csv
 from nomax.study.engine.result import ImageResult, Result, TextResult
+from nomax.study.engine.store import Store
+from nomax.study.engine.worker import run_to_outcome
 from nomax.study.images import setup as images
 from nomax.study.text.setup import SETUPS
 from nomax.study.zeros import KINDS, by_kind
+from nomax.train.console import Stop
 
 # The smoke set-up of images needs no data that must be fetched.
 SETUP = replace(SETUPS["smoke"], data="help-de-en", seeds=(0, 1))
@@ -177,3 +182,24 @@ def test_results_are_sorted_by_kind_and_others_are_left_out() -> None:
     assert all(isinstance(result, ImageResult) for some in pictures.values() for result in some)
     header = to_csv(results).splitlines()[0].split(",")
     assert {"zeros", f"cache_zeros {KEYS}", "accuracy", "loss"} <= set(header)
+
+
+@pytest.mark.slow
+def test_a_run_of_images_measures_zeros_and_blocks(tmp_path: Path) -> None:
+    kind, run = next((kind, run) for kind, run in zeros._runs(SETUP, (0,)) if isinstance(run, ImageExperiment))
+    store = Store(tmp_path)
+    assert run_to_outcome(run, store, "nomax study zeros", Stop(), Console(quiet=True)) == 0
+    result = store.outcome(run.key)
+    assert isinstance(result, ImageResult)
+    assert result.status == "done", result.error
+    assert kind.phi == "relu/L"
+    found = result.measured
+    # With qk-norm, half of the scores are negative before training.
+    assert 0.3 < found["zeros"] < 0.7
+    assert 0.3 < found[f"cache_zeros {KEYS}"] < 0.7
+    assert zeros._lengths({kind: [result]}) == [KEYS]
+    for order in ORDERS:
+        for size in SIZES:
+            told = [found[f"{order} {size} {bound} {KEYS}"] for bound in BOUNDS]
+            assert 0 <= max(told) <= found[f"{order} {size} zero {KEYS}"] <= found[f"cache_zeros {KEYS}"]
+        assert zeros.gain(order, KEYS)(result)

@@ -35,7 +35,7 @@ from nomax.study.engine.experiment import cpu_seconds
 from nomax.train.console import Stop
 from nomax.train.text import data as text_data
 
-_Batches = Iterable[tuple[Tensor, Tensor]]  # inputs, and which tokens count
+_Batches = Iterable[tuple[tuple[Tensor, ...], Tensor]]  # inputs, and which tokens count
 _Projections = list[tuple[Tensor, ...]]  # queries, keys and values by layer
 
 LENGTHS = (8192, 65_536)
@@ -297,7 +297,7 @@ def _projected(model: nn.Module, attentions: Sequence[Attention], batches: _Batc
         done = 0
         for inputs, tokens in batches:
             shown[:] = [tokens]
-            model(inputs)
+            model(*inputs)
             done += int(tokens.sum())
             if done >= count:
                 break
@@ -309,13 +309,14 @@ def _texts(trained: TrainedTextModel, corpus: Corpus) -> _Batches:
     model, config = trained.model, trained.model.config
     texts = text_data.examples(trained.config, corpus, trained.tokenizer)
     for first in range(0, len(texts), BATCH):
-        tokens = [[config.begin, *text.target][: config.max_length] for text in texts[first : first + BATCH]]
-        batch = pad(tokens, model.embedding.weight.device)
-        yield batch, batch != config.padding
+        some, device = texts[first : first + BATCH], model.embedding.weight.device
+        target = pad([[config.begin, *text.target][: config.max_length] for text in some], device)
+        sources = [pad([[*text.source, config.end] for text in some], device)] if trained.translates else []
+        yield (*sources, target), target != config.padding
 
 
 def _images(trained: TrainedImageModel, source: Source) -> _Batches:
     """Yield batches of images, and that all of their tokens count."""
     with evaluation_batches(source, trained.transform, BATCH) as batches:
         for images, _ in batches:
-            yield images, torch.ones(len(images), trained.model.config.tokens, dtype=torch.bool)
+            yield (images,), torch.ones(len(images), trained.model.config.tokens, dtype=torch.bool)
