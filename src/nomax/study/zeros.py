@@ -26,7 +26,7 @@ from nomax.study.engine.blocks import BOUNDS, ORDERS, SIZES
 from nomax.study.engine.experiment import ImageExperiment, TextExperiment, TrainedExperiment
 from nomax.study.engine.figure import Figure, Table, handle, legend, nothing_yet, percent_axis, sheet
 from nomax.study.engine.result import ImageResult, Result, TrainedResult
-from nomax.study.engine.statistics import Interval, accuracy, contrast
+from nomax.study.engine.statistics import Comparison, Interval, accuracy, comparison, contrast
 from nomax.study.engine.verdict import MARGIN as POINT
 from nomax.study.engine.verdict import Outcome, Premise, Verdict, above, learned, plain, settle, spread, worst
 from nomax.study.engine.verdict import scale as image_scale
@@ -219,6 +219,7 @@ def _as_good(found: Found, score: Callable[[Any], float | None], margin: float) 
 def _free(text: Found, images: Found, setup: TextSetup) -> Verdict:
     """Judge whether nine in ten weights can be zero at no cost."""
     shares: dict[str, Interval] = {}
+    noise: dict[str, Comparison | None] = {}
     words: list[str] = []
     sides: tuple[tuple[str, Found, Any, float, str], ...] = (
         ("text", text, loss, MARGIN, f"{MARGIN:g} nats"),
@@ -231,7 +232,9 @@ def _free(text: Found, images: Found, setup: TextSetup) -> Verdict:
             shares[name] = Interval(math.nan, math.nan, math.nan)
             continue
         best = max(means, key=lambda kind: means[kind])
-        shares[name] = contrast([_values(good[best], measured("zeros"))])
+        values = _values(good[best], measured("zeros"))
+        shares[name] = contrast([values])
+        noise[f"the zeros of {name}"] = comparison({best: values}, [MANY], margin=POINT, unit="of the weights")
         base = _mean(found[BASE], measured("zeros"))
         words.append(
             f"of {name}, {best.name} has {spread(shares[name])} of its weights zero, the most of {len(good)} of "
@@ -242,7 +245,7 @@ def _free(text: Found, images: Found, setup: TextSetup) -> Verdict:
         "contradicted if one is below."
     )
     outcome = worst([above(share, MANY) for share in shares.values()])
-    return _judged("Q-zeros", outcome, sentence, text, images, dict(shares), setup)
+    return _judged("Q-zeros", outcome, sentence, text, images, dict(shares), noise, setup)
 
 
 def _pays(text: Found) -> Verdict:
@@ -259,7 +262,8 @@ def _pays(text: Found) -> Verdict:
         sentence = "No time has been measured yet: nothing to judge."
         return Verdict("Q-sparse", "undecided", sentence, text_scale([]), [], {})
     kind, order, keys = max(gains, key=lambda place: gains[place])
-    best = contrast([_values(good[kind], gain(order, keys))])
+    together = _values(good[kind], gain(order, keys))
+    best, noise = contrast([together]), comparison({kind: together}, [PAYS], margin=PAYS - 1, unit="times")
     zeros, none = (_mean(good[kind], measured(f"{name} {keys}")) for name in ("cache_zeros", f"{order} 16 zero"))
     told = max(_mean(good[kind], measured(f"{order} {size} {bound} {keys}")) or 0 for size in SIZES for bound in BOUNDS)
     copied = contrast([_values(good[kind], gain(order, keys, "copied"))])
@@ -277,7 +281,7 @@ def _pays(text: Found) -> Verdict:
     outcome: Outcome = "reproduced" if above(copied, PAYS) == "reproduced" else "undecided"
     if above(best, PAYS) == "contradicted":
         outcome = "contradicted"
-    return _judged("Q-sparse", outcome, sentence, text, {}, numbers)
+    return _judged("Q-sparse", outcome, sentence, text, {}, numbers, {"the gain": noise})
 
 
 def _judged(
@@ -287,6 +291,7 @@ def _judged(
     text: Found,
     images: Found,
     numbers: Mapping[str, Any],
+    comparisons: Mapping[str, Comparison | None],
     setup: TextSetup | None = None,
 ) -> Verdict:
     of_text, of_images = ([result for some in found.values() for result in some] for found in (text, images))
@@ -296,7 +301,8 @@ def _judged(
         outcome, sentence, numbers = "undecided", "The runs that this compares are not all there: nothing to judge.", {}
     both = [*of_text, *of_images]
     scale = "; ".join(scales)
-    return settle(claim, outcome, sentence, results=both, scale=scale, numbers=plain(numbers), premises=premises)
+    said: dict[str, Any] = {"scale": scale, "numbers": plain(numbers), "premises": premises, "comparisons": comparisons}
+    return settle(claim, outcome, sentence, results=both, **said)
 
 
 def _classifies(results: Sequence[ImageResult]) -> Premise:

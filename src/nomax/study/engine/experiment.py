@@ -137,6 +137,8 @@ class TrainedExperiment(Experiment):
             "lr": config.lr,
             "macs": self.macs,
             "train_flops": self.flops,
+            "learned_shift": config.model.learned_shift,
+            "attention_l1": max(config.attention_l1[-1:], default=0.0),
             **self.particulars,
         }
 
