@@ -35,6 +35,7 @@ def made(
     gain: Callable[[str], float] = lambda name: 1.0,
     copied: float = 5.0,
     spread: float = 1e-4,
+    worth: float = 0.3,
 ) -> list[Result]:
     """A result for every run: zeros, loss above relu/L's 3 nats, and gain in time by the name of its kind.
 
@@ -53,7 +54,7 @@ def made(
                 times = {"bound": 0.001, "left": left, "copied": copied * left}
                 found |= {f"{order} {name}_seconds {KEYS}": value for name, value in times.items()}
                 found |= {f"{order} size {KEYS}": 16.0, f"{order} box {KEYS}": 1.0}
-        scores: dict[str, Any] = {"loss": 3.0 + cost(kind.name) + off}
+        scores: dict[str, Any] = {"loss": 3.0 + (worth if kind.name == "no attention" else cost(kind.name)) + off}
         scores |= {"accuracy": 0.85 - cost(kind.name) + off} if isinstance(run, ImageExperiment) else {}
         results.append(run.result("done", measured=found, **scores))
     return results
@@ -153,6 +154,15 @@ def test_a_baseline_that_has_not_learned_decides_nothing() -> None:
     assert set(outcomes(results).values()) == {"undecided"}
 
 
+def test_attention_that_does_little_decides_nothing() -> None:
+    little, enough = (
+        made(lambda name: 0.99, gain=lambda name: 3.0, copied=1.0, worth=worth, spread=1e-6) for worth in (0.09, 0.11)
+    )
+    assert outcomes(little) == {"Q-zeros": "undecided", "Q-sparse": "undecided"}
+    assert outcomes(enough) == {"Q-zeros": "reproduced", "Q-sparse": "reproduced"}
+    assert "because it does little" in zeros.verdicts(little, SETUP)[1].sentence
+
+
 def test_figures_show_both_kinds_of_data_and_describe_themselves() -> None:
     results = made(lambda name: 0.8)
     shown = {figure.name: figure for figure in zeros.figures(results, SETUP)}
@@ -162,7 +172,7 @@ def test_figures_show_both_kinds_of_data_and_describe_themselves() -> None:
         assert figure.alternative
         assert all(len(row) == len(figure.table.columns) for row in figure.table.rows)
     assert len(shown["zeros"].table.rows) == 2 * len(KINDS)
-    relu = len(KINDS) - 1  # softmax has no zeros to skip
+    relu = len(KINDS) - 2  # softmax has no zeros to skip, nor a model without attention
     assert len(shown["zeros-blocks"].table.rows) == 2 * relu * len(ORDERS)
     assert len(shown["zeros-speed"].table.rows) == relu * len(ORDERS)
 

@@ -50,6 +50,7 @@ OF_IMAGES: Mapping[str, Mapping[str, Any]] = {
 }
 PATCH = 4
 
+WORTH = 5  # margins of loss by which attention must help, so that to lose one is not to lose much of it
 MANY = 0.9  # "nine in ten"
 PAYS = 1.3  # a gain in time worth a kernel and a cache of its own
 LEAST = 1e-4  # the least share of weights that a figure tells from none
@@ -73,16 +74,23 @@ class Kind:
     long: bool = False
     """Whether half a million keys are looked at, too."""
 
+    @property
+    def level(self) -> bool:
+        """True for those to compare with: softmax, and a model without attention."""
+        return self.phi in (SOFTMAX, "0*relu/L")
+
     def __hash__(self) -> int:
         return hash(self.name)
 
 
 BASE = Kind("relu/L", "fixed shift", "0", "relu/L", long=True)
+NONE = Kind("no attention", "no attention", "", "0*relu/L")
 KINDS = (
     BASE,
     Kind("relu(x-1)/L", "fixed shift", "−1", "relu(x-1)/L", long=True),
     Kind("relu(x-2)/L", "fixed shift", "−2", "relu(x-2)/L", long=True),
     Kind(SOFTMAX, SOFTMAX, "", SOFTMAX),
+    NONE,
     Kind("L1 to 0.03", "L1 penalty", "0.03", "relu/L", training={"attention_l1": (0.003, 0.03)}),
     Kind("relu, β = 1", "relu, threshold", "1", "relu(x-sqrt(2 log L))"),
     Kind("learned shift", "learned shift", "", "relu/L", model={"learned_shift": "head"}),
@@ -91,10 +99,11 @@ KINDS = (
     Kind("relu2/L", "relu2", "", "relu2/L"),
     Kind("relu2, β = 1", "relu2, threshold", "1", "relu2(x-sqrt(2 log L))"),
 )
-ASKED = 4  # kinds that come first
+ASKED = 5  # kinds that come first
 # The activation whose colour a line has, its marker, and its style.
 LINES: Mapping[str, tuple[str, str, str]] = {
-    SOFTMAX: (SOFTMAX, "*", "-"),
+    SOFTMAX: (SOFTMAX, "", "--"),
+    NONE.line: ("", "", "--"),
     "fixed shift": ("relu", "o", "-"),
     "learned shift": ("relu", "D", "-"),
     "L1 penalty": ("relu", "P", "--"),
@@ -118,7 +127,7 @@ def _runs(setup: TextSetup, seeds: Sequence[int]) -> list[tuple[Kind, TrainedExp
 
 def _text(setup: TextSetup, kind: Kind, seed: int) -> TextExperiment:
     long = kind.long and setup.name != "smoke"
-    looks = () if kind.phi == SOFTMAX else ("blocks", "long-blocks") if long else ("blocks",)
+    looks = () if kind.level else ("blocks", "long-blocks") if long else ("blocks",)
     run = setup.run(kind.phi, task="language", documents=setup.text_length, seed=seed, measures=("rows", *looks))
     return replace(run, config=_changed(run.config, kind))
 
@@ -127,7 +136,7 @@ def _image(setup: TextSetup, kind: Kind, seed: int) -> ImageExperiment:
     of_images = _of_images(setup)
     patch = PATCH if PATCH in of_images.patches else min(of_images.patches)
     run = of_images.run(kind.phi, patch=patch, seed=seed)
-    measures = ("rows",) if kind.phi == SOFTMAX else ("rows", "blocks")
+    measures = ("rows",) if kind.level else ("rows", "blocks")
     return replace(run, config=_changed(run.config, kind), measures=measures)
 
 
@@ -209,7 +218,7 @@ def _as_good(found: Found, score: Callable[[Any], float | None], margin: float) 
     base = _mean(found.get(BASE, ()), score)
     if base is None:
         return {}
-    means = {kind: _mean(results, score) for kind, results in found.items() if kind.phi != SOFTMAX}
+    means = {kind: _mean(results, score) for kind, results in found.items() if not kind.level}
     return {kind: found[kind] for kind, mean in means.items() if mean is not None and mean <= base + margin}
 
 
@@ -295,7 +304,7 @@ def _judged(
     setup: TextSetup | None = None,
 ) -> Verdict:
     of_text, of_images = ([result for some in found.values() for result in some] for found in (text, images))
-    premises = [predicts(of_text), *([_classifies(of_images)] if setup else [])]
+    premises = [predicts(of_text), matters(text), *([_classifies(of_images)] if setup else [])]
     scales = [text_scale(of_text), *([image_scale(of_images, _of_images(setup).image_size)] if setup else [])]
     if any(number.mean != number.mean for number in numbers.values() if isinstance(number, Interval)):
         outcome, sentence, numbers = "undecided", "The runs that this compares are not all there: nothing to judge.", {}
@@ -303,6 +312,19 @@ def _judged(
     scale = "; ".join(scales)
     said: dict[str, Any] = {"scale": scale, "numbers": plain(numbers), "premises": premises, "comparisons": comparisons}
     return settle(claim, outcome, sentence, results=both, **said)
+
+
+def matters(text: Found) -> Premise:
+    """State that attention is worth so much to the language model that a margin of loss says something about it."""
+    with_it, without = (_mean(text.get(kind, ()), loss) for kind in (BASE, NONE))
+    if with_it is None or without is None:
+        return Premise("no model without attention has been run", False, "Run relu/L and no attention.")
+    worth, bar = without - with_it, WORTH * MARGIN
+    words = f"without attention the loss is {worth:.3f} nats higher than with relu/L"
+    remedy = "Train longer, until attention is worth more."
+    if worth < bar:
+        return Premise(f"{words}, less than {bar:g}: its zeros cost little because it does little", False, remedy)
+    return Premise(f"{words}, at least {bar:g}", True)
 
 
 def _classifies(results: Sequence[ImageResult]) -> Premise:
@@ -332,9 +354,9 @@ def _frontier(text: Found, images: Found) -> Figure:
     words = "; ".join(f"{row[1]} of {row[0]}: {row[3]:.4g} with {row[2]} zeros" for row in rows if row[2] is not None)
     caption = (
         "Left: the test loss in nats of a language model; right: the test error of a vision transformer; over the "
-        "share of weights that are not zero, fewer to the right. Beside a point is its "
-        "shift, its β or its λ. Means over seeds, bars from lowest to highest. A "
-        f"share below {LEAST:g} is drawn there. {_models(text, images)}"
+        "share of weights that are not zero, fewer to the right. Broken lines: softmax, and a model without attention. "
+        "Beside a point is its shift, its β or its λ. Means over seeds, bars from lowest to highest. A share below "
+        f"{LEAST:g} is drawn there. {_models(text, images)}"
     )
     title = "What more zeros cost"
     alternative = f"Loss or error, and the share of weights that are zero. {words or 'Nothing has been measured yet'}."
@@ -382,6 +404,10 @@ def _look(line: str) -> dict[str, Any]:
 
 def _draw_line(axis: Any, line: str, found: Found, score: Callable[[Any], float | None]) -> None:
     look, places, means = _look(line), [], []
+    if all(kind.level for kind in found):
+        for results in found.values():
+            axis.axhline(fmean(_values(results, score)), color=look["color"], ls=look["ls"], lw=look["lw"])
+        return
     for kind, results in found.items():
         values = _values(results, score)
         places.append(max(LEAST, 1 - (_mean(results, measured("zeros")) or 0)))
@@ -432,7 +458,7 @@ def _shown(found: Found) -> int:
 
 
 def _paint_blocks(shown: Mapping[str, tuple[Found, int]]) -> Any:
-    kinds = {kind: None for found, _ in shown.values() for kind in found if kind.phi != SOFTMAX}
+    kinds = {kind: None for found, _ in shown.values() for kind in found if not kind.level}
     picture, axes = sheet(max(len(shown), 1), height=1.7 + 0.33 * max(len(kinds), 3))
     if not shown:
         nothing_yet(axes[0])
