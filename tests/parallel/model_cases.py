@@ -64,11 +64,12 @@ def one_vit(mesh, schedule, **settings):
     for batch in (images(), images(3)):
         model.zero_grad()
         alone.zero_grad()
-        logits, expected = model(batch), alone(batch)
+        (logits, penalties), (expected, alones) = model(batch, penalties=True), alone(batch, penalties=True)
+        close(torch.stack([logits.sum(), *penalties]), torch.stack([expected.sum(), *alones]))
         close(logits, expected)
         weight = torch.randn(expected.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
-        (logits * weight).sum().backward()
-        (expected * weight).sum().backward()
+        ((logits * weight).sum() + sum(penalties)).backward()
+        ((expected * weight).sum() + sum(alones)).backward()
         mean_gradients_close(model, alone, mesh)
     close(copy.deepcopy(model)(images()), alone(images()))  # as a moving average of the weights is made
 

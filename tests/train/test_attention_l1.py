@@ -163,6 +163,16 @@ def test_a_run_with_the_penalty_has_more_zeros_and_says_so_on_the_way(data, tmp_
     assert sizes["pressed"] < sizes["plain"]
 
 
+def test_the_penalty_is_the_same_where_blocks_run_again_in_the_backward_pass(data, tmp_path):
+    curves = []
+    for name, again in (("kept", False), ("again", True)):
+        settings = {**IMAGES, "steps": 4, "attention_l1": (0.1, 1.0), "activation_checkpointing": again}
+        assert run(Options(data=data, out=tmp_path / name, **settings)) == 0
+        lines = [line for line in metrics.read(tmp_path / name) if "evaluation" not in line]
+        curves.append([(line["loss"], line["l1"], line["norm"]) for line in lines])
+    assert curves[0] == curves[1]
+
+
 def test_learned_shifts_and_the_penalty_are_options_of_both_commands(data, text, tmp_path):
     options = {"learned_shift": "head", "attention_l1": (0.1, 0.2), "phi": ("relu(x-1)/L",)}
     settings = {"steps": 2, **IMAGES}
