@@ -54,7 +54,7 @@ WORTH = 5  # margins of loss by which attention must help, so that to lose one i
 MANY = 0.9  # "nine in ten"
 PAYS = 1.3  # a gain in time worth a kernel and a cache of its own
 LEAST = 1e-4  # the least share of weights that a figure tells from none
-TICKS = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 1e-3, LEAST)
+TICKS = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 5e-3, 2e-3, 1e-3, LEAST)
 SHOWN = 65_536  # keys whose blocks are shown
 
 
