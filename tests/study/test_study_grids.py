@@ -21,6 +21,7 @@ SIDES = {"fashion-mnist": (28, 28), "cifar10": (32, 32, 3)}
 NAMES = ("scaling", "alpha", "qk-norm", "gate")
 MACHINES = "sequence-parallel"  # nothing is trained
 TEXT_NAMES = ("memory", "relu-attention", "documents", "text-phi")
+BOTH = "zeros"  # texts and images
 TITLE_LENGTH = 70
 
 
@@ -39,8 +40,8 @@ def day(monkeypatch: pytest.MonkeyPatch) -> setup.Setup:
     return SETUPS["day"]
 
 
-def test_the_studies_are_the_papers_four_figures_one_of_machines_the_choices_they_rest_on_and_four_of_text() -> None:
-    assert tuple(STUDIES) == (*NAMES, MACHINES, "rate", "text-rate", *TEXT_NAMES)
+def test_the_studies_are_the_papers_four_figures_one_of_machines_choices_they_rest_on_and_those_of_text() -> None:
+    assert tuple(STUDIES) == (*NAMES, MACHINES, "rate", "text-rate", *TEXT_NAMES, BOTH)
     with pytest.raises(ValueError, match="did you mean qk-norm"):
         study.load("qknorm")
 
@@ -150,7 +151,7 @@ def test_only_scaling_measures_transfer() -> None:
     assert not any(run.probes for run in grid("alpha", SETUP, (0,)))
 
 
-@pytest.mark.parametrize("name", [*NAMES, *TEXT_NAMES])
+@pytest.mark.parametrize("name", [*NAMES, *TEXT_NAMES, BOTH])
 def test_a_study_says_what_it_shows_how_to_run_it_and_what_came_out(name: str) -> None:
     module = study.load(name)
     text = module.__doc__ or ""
@@ -163,7 +164,7 @@ def test_a_study_says_what_it_shows_how_to_run_it_and_what_came_out(name: str) -
 
 
 def test_together_the_studies_judge_every_claim_once() -> None:
-    judged = [claim for name in (*NAMES, MACHINES, *TEXT_NAMES) for claim in study.load(name).CLAIMS]
+    judged = [claim for name in (*NAMES, MACHINES, *TEXT_NAMES, BOTH) for claim in study.load(name).CLAIMS]
     assert sorted(judged) == sorted(CLAIMS)
 
 

@@ -32,6 +32,7 @@ STUDIES = {
     "relu-attention": "text.relu_attention",
     "documents": "text.documents",
     "text-phi": "text.phi",
+    "zeros": "zeros",
 }
 NEEDED = ("TITLE", "CLAIMS", "grid", "figures", "verdicts")
 

@@ -137,6 +137,8 @@ class TrainedExperiment(Experiment):
             "lr": config.lr,
             "macs": self.macs,
             "train_flops": self.flops,
+            "learned_shift": config.model.learned_shift,
+            "attention_l1": max(config.attention_l1[-1:], default=0.0),
             **self.particulars,
         }
 
@@ -154,6 +156,14 @@ class ImageExperiment(TrainedExperiment):
     """Measure accuracy among some labels, too: imagenet1k, icons, or a file."""
     probe_images: int = 0
     """Test images of each probe's data set to look at, spread evenly; 0: all of them."""
+    measures: tuple[str, ...] = ()
+    """What else is measured, by its names in nomax.study.engine.measures.IMAGE_MEASURES."""
+
+    def identity(self) -> dict[str, Any]:
+        settings = super().identity()
+        if not self.measures:  # as in all runs before there were any
+            del settings["measures"]
+        return settings
 
     @cached_property
     def macs(self) -> int:
@@ -297,7 +307,7 @@ def attention_name(config: TextConfig) -> str:
 
 def vit_macs(config: ViTConfig) -> int:
     """Return the multiply-adds of a model, from its shapes alone."""
-    return _vit_macs(replace(config, phi="softmax"))  # whatever φ is, it is not counted
+    return _vit_macs(replace(config, phi="relu"))  # whatever φ is, it is not counted, and this one may learn a shift
 
 
 @lru_cache(maxsize=256)

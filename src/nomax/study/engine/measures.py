@@ -1,6 +1,7 @@
 """Measurements of a model after its training, on the test split; of trials, on the validation split.
 
-Of images: accuracy and loss, which the training itself ends with; ten-shot probes, and accuracy among some labels.
+Of images: accuracy and loss, which the training itself ends with; ten-shot probes, and accuracy among some labels; and
+`rows` and `blocks`, as of text.
 Of text:
 
 loss      the negative log-likelihood of a token, in nats, without label smoothing and penalties: always
@@ -9,6 +10,8 @@ bleu      sacrebleu's BLEU and chrF of greedy translations
 rows      how attention spreads: entropy of rows, share of weights that are zero, sum of rows; all attentions
 memory    what the feed-forward layers add: see `memories`
 distance  where the encoder looks: see `distances`
+blocks    which blocks of a long cache a bound could skip, and how long that takes: nomax.study.engine.blocks;
+          long-blocks for a very long one
 """
 
 import math
@@ -16,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -25,15 +29,17 @@ import torch
 from torch import Tensor
 
 from nomax import data
+from nomax.data.images.batches import evaluation_batches
 from nomax.data.source import part
 from nomax.data.text import Corpus, Example
 from nomax.data.text.batches import pad
-from nomax.evaluate import TrainedImageModel, TrainedTextModel, classify, fewshot, load, load_text
+from nomax.evaluate import TrainedImageModel, TrainedTextModel, classify, fewshot, load, load_text, row_statistics
 from nomax.evaluate.accuracy import load_subset
 from nomax.evaluate.attention_weights import attention_weights
 from nomax.evaluate.fewshot import features
 from nomax.evaluate.probe import probe_sets
 from nomax.evaluate.translation import Search, nll, quality, references, translate_corpus
+from nomax.study.engine.blocks import LONG, image_blocks, text_blocks
 from nomax.study.engine.experiment import ImageExperiment, TextExperiment
 from nomax.train.console import Stop
 from nomax.train.text import data as text_data
@@ -44,6 +50,7 @@ FAR = 64  # tokens: a key farther away than this is distant
 FREQUENT = 30  # so many of the most frequent pieces: "the", commas, and parts of words where pieces are few
 GREEDY = Search(beams=1)
 EXAMPLES = 24  # that are looked into with all of their weights
+LOOKED = 64  # images, for the same
 
 
 def measure_images(
@@ -51,7 +58,7 @@ def measure_images(
 ) -> dict[str, Any] | None:
     """Return all that is measured, by column; None if asked to stop. `training` is its result.json."""
     results = {"accuracy": training["test_accuracy"], "loss": training["test_loss"]}
-    if run.subset is None and not run.probes:
+    if run.subset is None and not run.probes and not run.measures:
         return results
     trained = load(folder, device)
     if run.subset is not None:
@@ -63,6 +70,10 @@ def measure_images(
         probes[name.partition("=")[0]] = ten_shot(trained, name, run.probe_images)
     if probes:
         results |= {"probes": probes, "ten_shot": float(np.mean(list(probes.values())))}
+    if run.measures:
+        test = data.load(run.config.data, "test", on_error=run.config.on_error, held_out=run.config.held_out)
+        found = [IMAGE_MEASURES[name](trained, test) for name in run.measures]
+        results["measured"] = {name: value for each in found for name, value in each.items()}
     return results
 
 
@@ -236,11 +247,26 @@ def distances(trained: TrainedTextModel, corpus: Corpus) -> dict[str, float]:
     return {name: fmean(known) for name, each in shares.items() if (known := [v for v in each if v == v])}
 
 
+def image_rows(trained: TrainedImageModel, test: data.Source) -> dict[str, float]:
+    """Average over the heads of all layers what `rows` measures of text, on some test images."""
+    with evaluation_batches(_some(test, LOOKED), trained.transform, 8) as batches:
+        heads = row_statistics(trained.model, (image for images, _ in batches for image in images))
+    columns = {"row_sum": "row_sum", "zeros": "zeros", "empty_rows": "empty", "entropy": "entropy"}
+    means = {name: fmean(getattr(head, column) for head in heads) for name, column in columns.items()}
+    return {name: mean for name, mean in means.items() if math.isfinite(mean)}
+
+
+IMAGE_MEASURES: Mapping[str, Callable[[TrainedImageModel, data.Source], dict[str, float]]] = {
+    "rows": image_rows,
+    "blocks": image_blocks,
+}
 TEXT_MEASURES: Mapping[str, Callable[[TrainedTextModel, Corpus], dict[str, float]]] = {
     "bleu": bleu,
     "rows": rows,
     "memory": memories,
     "distance": distances,
+    "blocks": text_blocks,
+    "long-blocks": partial(text_blocks, lengths=LONG),
 }
 
 

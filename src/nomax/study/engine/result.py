@@ -113,6 +113,10 @@ class TrainedResult(Result):
     """Multiply-adds of the model for an image, or a token."""
     train_flops: int
     """6 · macs · batch_size · steps."""
+    learned_shift: str | None = None
+    """Where attention learns a shift of its scores: "layer" or "head"."""
+    attention_l1: float = 0.0
+    """The last weight of the L1 penalty of attention weights."""
     loss: float | None = None
     """On the test split; of a trial, on the validation split."""
     seconds: float = 0.0
@@ -125,6 +129,12 @@ class TrainedResult(Result):
     def trial(self) -> bool:
         """True if it was judged on a validation split: it may choose settings, and never decides a claim."""
         return False
+
+    @property
+    def towards_zeros(self) -> list[str]:
+        """What makes its weights zero beside φ, in words."""
+        shift = [f"shift learned per {self.learned_shift}"] * (self.learned_shift is not None)
+        return shift + [f"L1 to {self.attention_l1:g}"] * (self.attention_l1 > 0)
 
     def check(self) -> None:
         super().check()
@@ -149,6 +159,8 @@ class ImageResult(TrainedResult):
     """Ten-shot accuracy by data set, the mean over three choices of the shots."""
     held_out: float = 0.0
     """Share of the training images that it is judged on instead of the test split."""
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """All else that was measured after the training, by name: zeros, …"""
 
     @property
     def trial(self) -> bool:
@@ -158,7 +170,7 @@ class ImageResult(TrainedResult):
     def label(self) -> str:
         """The run in a few words. The paper's runs have qk-norm, so only its absence is named."""
         special = [*([] if self.qk_norm else ["no qk-norm"]), *([f"{self.gate} gate"] if self.gate else [])]
-        special += [f"trial at {self.lr:g}"] if self.trial else []
+        special += self.towards_zeros + [f"trial at {self.lr:g}"] * self.trial
         return ", ".join([self.phi, self.variant, *special, f"seed {self.seed}"])
 
     @property
@@ -202,7 +214,8 @@ class TextResult(TrainedResult):
         """The run in a few words: "softmax, relu × 512 slots, 128 tokens, seed 0"."""
         length = f"documents of {self.tokens:,} tokens" if self.documents else f"{self.tokens:,} tokens"
         trial = f"trial at {self.lr:g}, " if self.trial else ""
-        return f"{self.attention}, {self.memory} × {self.slots:,} slots, {length}, {trial}seed {self.seed}"
+        attention = ", ".join([self.attention, *self.towards_zeros])
+        return f"{attention}, {self.memory} × {self.slots:,} slots, {length}, {trial}seed {self.seed}"
 
     @property
     def summary(self) -> str:

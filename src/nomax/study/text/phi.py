@@ -83,10 +83,10 @@ def verdicts(results: Sequence[TextResult], setup: TextSetup) -> list[Verdict]:
         "best": {name: [place.place, place.low, place.high] for name, place in best.items()},
     }
     noise = {"the lead": comparison(cells, [0.0], margin=MARGIN, unit="nats", over="settings")}
-    return [judged("Q-text", above(alphas.lead, 0), sentence, results, numbers, [_learned(results)], comparisons=noise)]
+    return [judged("Q-text", above(alphas.lead, 0), sentence, results, numbers, [predicts(results)], comparisons=noise)]
 
 
-def _learned(results: Sequence[TextResult]) -> Premise:
+def predicts(results: Sequence[TextResult]) -> Premise:
     """State that softmax predicts text far better than a uniform guess."""
 
     def gain(result: TextResult) -> float | None:
