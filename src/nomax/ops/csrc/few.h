@@ -157,9 +157,6 @@ NOMAX_INLINE void ask_for_values(const ValueRows& values, Pair, int64_t t, uint3
   ask_for(values.half(2 * t + 1, high_is_nonzero(bits), 0), width);
 }
 
-NOMAX_INLINE Vec load_number(const float* row) { return load(row); }
-NOMAX_INLINE Vec load_number(const uint16_t* row) { return load_bfloat16(row); }
-
 template <class Stored, int N>
 NOMAX_INLINE void load_values(const ValueRows& values, Float, int64_t t, uint32_t, int64_t column, Vec (&b)[N]) {
   const Stored* row = values.row<Stored>(t) + column;
