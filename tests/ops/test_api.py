@@ -51,7 +51,7 @@ def test_the_other_signatures():
         "enable_gqa=False, *, phi='relu/L', backend=None, return_rows=False)"
     )
     assert untyped(nomax.visible_keys) == "(query, key, attn_mask=None, is_causal=False, enable_gqa=False)"
-    assert untyped(Phi) == "(activation, alpha=0.0, gain=1.0, shift=0.0, length='visible')"
+    assert untyped(Phi) == "(activation, alpha=0.0, gain=1.0, shift=0.0, length='visible', threshold=0.0)"
     assert nomax.Rows._fields == ("sum", "entropy")
     assert untyped(nomax.convert) == "(model, phi='relu/L', qk_norm=None, layers=None, *, inputs=None)"
     assert untyped(nomax.revert) == "(model)"

@@ -209,7 +209,7 @@ CLAIMS: dict[str, Claim] = {
         ),
         Claim(
             "Q-zeros",
-            "Zeros are free: nine in ten weights of ReLU attention can be zero at no cost, for text and images.",
+            "Nine in ten weights of ReLU attention can be zero at no cost.",
             OURS,
             FASTER,
             "Neither paper asks; the second has ReLU attention with 94 % of its weights zero.",
@@ -217,7 +217,7 @@ CLAIMS: dict[str, Claim] = {
         ),
         Claim(
             "Q-sparse",
-            "Blocks of zeros can be skipped: a bound on their scores makes decoding with a long cache faster.",
+            "Skipping blocks of zeros makes decoding with a long cache faster.",
             OURS,
             FASTER,
             "Neither paper asks. Half-space reporting promises it for random keys (Chen et al. 2024), without times.",
