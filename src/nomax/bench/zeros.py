@@ -1,7 +1,9 @@
 """`nomax bench zeros`: what exact zeros among the weights save where a few queries or tokens read a lot of memory."""
 
+import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +30,8 @@ PHI = "relu/L"
 SHARES = (0.0, 0.5, 0.7, 0.9, 0.95)
 TOKENS = (1, 4)
 GROUPS = (1, 4)  # heads that share keys and values
-HEADS, KEYS, HEAD_DIM = 8, 2048, 64
+BATCH, HEADS, KEYS, HEAD_DIM = 8, 8, 2048, 64
+COLD = 2**27  # bytes, more than a cache of a CPU holds, that calls take turns to read
 SIZES = ((512, 2048), (1024, 4096), (256, 65_536))  # dim and slots of memories
 STEEP = 6.0  # scores of one sign, beside which what is random in them is small
 TITLE = "Exact zeros: speed relative to reading everything"
@@ -80,7 +83,8 @@ class Options(harness.ThreadedOptions):
     F.linear–ReLU–F.linear, and with a gate three of them. Which weights are zero is random, and for each token apart.
 
     Correctness comes first: whatever is wrong by more than twice the error of plain PyTorch is not timed, and the exit
-    code is 1. Then all take turns, round after round, and the best round of each counts.
+    code is 1. Then all take turns, round after round, and the best round of each counts. Each call reads another copy,
+    as in a model of many layers: nothing stays in the cache.
 
     Writes zeros.json (every sample, machine, versions), zeros.md (tables) and zeros.svg (a figure). Ctrl-C stops it and
     keeps the measurements so far.
@@ -132,12 +136,15 @@ def _measure(options: Options, run: Run) -> Iterator[RenderableType]:
                 name = attention_shape(group, share)
                 with run.checking(name, dtype, OURS) as check:
                     run.results.facts["zeros"][f"{ATTENTION}, {name}"] = compare_attention(check, query, key, value)
-                calls: dict[str, Callable[[], Any]] = {
-                    OURS: partial(_attend, query, key, value),
-                    DENSE: partial(_attend, query, dense, value),
-                    SDPA: partial(F.scaled_dot_product_attention, query, key, value, enable_gqa=True),
+                size_read = key.nbytes + value.nbytes
+                sdpa = partial(F.scaled_dot_product_attention, enable_gqa=True)
+                copies = _copies(options, size_read, (key, dense, value))
+                calls = {
+                    OURS: in_turn([partial(_attend, query, each, values) for each, _, values in copies]),
+                    DENSE: in_turn([partial(_attend, query, each, values) for _, each, values in copies]),
+                    SDPA: in_turn([partial(sdpa, query, each, values) for each, _, values in copies]),
                 }
-                _race(options, run, check, ATTENTION, calls, key.nbytes + value.nbytes, reads)
+                _race(options, run, check, ATTENTION, calls, size_read, reads)
         for size, tokens, gated in memories:
             layer, down, mode = make_memory(size, gated, precision), None, GATED if gated else MEMORY
             down = layer.values.T.contiguous()
@@ -145,8 +152,12 @@ def _measure(options: Options, run: Run) -> Iterator[RenderableType]:
                 x, name = set_zeros(layer, tokens, share), memory_shape(size, tokens, share)
                 with run.checking(name, dtype, mode) as check:
                     run.results.facts["zeros"][f"{mode}, {name}"] = compare_memory(check, layer, x)
-                calls = {OURS: partial(layer, x), DENSE: partial(dense_layers, layer, down, x)}
                 size_read = sum(matrix.nbytes for matrix in layer.parameters())
+                layers = _copies(options, size_read, (layer, down))
+                calls = {
+                    OURS: in_turn([partial(each, x) for each, _ in layers]),
+                    DENSE: in_turn([partial(dense_layers, each, weight, x) for each, weight in layers]),
+                }
                 _race(options, run, check, mode, calls, size_read, reads)
         yield _table(dtype, run.results)
 
@@ -176,6 +187,17 @@ def _race(
         case.samples[PEAK] = read.samples[PEAK]
 
 
+def _copies(options: Options, size: int, of: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """Return several copies of what a call reads, so many that they do not stay in the cache."""
+    return [copy.deepcopy(of) for _ in range(1 if options.smoke else -(-COLD // size))]
+
+
+def in_turn(calls: Sequence[Callable[[], Any]]) -> Callable[[], Any]:
+    """Return a call of the next one each time: as in a model of many layers, none finds its weights in the cache."""
+    turn = itertools.cycle(calls)
+    return lambda: next(turn)()
+
+
 def signs(share: float, *shape: int) -> Tensor:
     """Return random signs, of which a share is negative."""
     return torch.where(torch.rand(shape) < share, -1.0, 1.0)
@@ -184,8 +206,8 @@ def signs(share: float, *shape: int) -> Tensor:
 def attention_inputs(keys: int, group: int, share: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Return a query per head, keys and values; a share of the scores of every head is negative."""
     torch.manual_seed(0)
-    query = torch.randn(1, HEADS, 1, HEAD_DIM)
-    key, value = torch.randn(2, 1, HEADS // group, keys, HEAD_DIM)
+    query = torch.randn(BATCH, HEADS, 1, HEAD_DIM)
+    key, value = torch.randn(2, BATCH, HEADS // group, keys, HEAD_DIM)
     # The first dimensions belong to one query of a group each, and decide about the sign of its scores.
     query[..., :group] = HEAD_DIM**0.5 * STEEP * torch.eye(group).repeat(HEADS // group, 1)[:, None]
     key[..., :group] = signs(share, *key.shape[:3], group)
@@ -264,8 +286,9 @@ def report(results: Results) -> list[str]:
     """Return the tables, with the conditions of the measurement."""
     text = (
         f"A few queries or tokens, with exact zeros among the weights, on {render.measured_on(results)}. "
-        f"{render.best_of(results)} Attention has {HEADS} heads of {HEAD_DIM}, {KEYS:,} keys and φ = {PHI}; “{DENSE}” "
-        "is ours where no weight is zero. Of memories it is PyTorch's linear layers without biases, two or, with "
+        f"{render.best_of(results)} Each call reads another copy, so that nothing stays in the cache, as in a model of "
+        f"many layers. Attention has {BATCH} × {HEADS} heads of {HEAD_DIM}, {KEYS:,} keys and φ = {PHI}; “{DENSE}” is "
+        "ours where no weight is zero. Of memories it is PyTorch's linear layers without biases, two or, with "
         "a gate, three. Which weights are zero is random; with several tokens other ones for each, so that fewer rows "
         "are zero for all."
     )

@@ -303,11 +303,12 @@ template <class Work> void run(const std::vector<Task>& tasks, int64_t bytes, do
   });
 }
 
-// The sums of tasks, in their order: the same for any number of threads.
+// The sums of tasks, in their order: the same for any number of threads. There may be hundreds, whose roundings would add up.
 void add_up(const std::vector<Task>& tasks, int64_t count, float* sums, int64_t offset = 0) {
-  std::fill(sums, sums + count, 0.0f);
+  std::vector<double> wide(size_t(count), 0.0);
   for (const Task& task : tasks)
-    for (int64_t i = 0; i < count; i++) sums[i] += task.partial[offset + i];
+    for (int64_t i = 0; i < count; i++) wide[size_t(i)] += double(task.partial[offset + i]);
+  std::copy(wide.begin(), wide.end(), sums);
 }
 
 struct Length {
