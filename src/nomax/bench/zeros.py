@@ -115,8 +115,9 @@ class Options(harness.ThreadedOptions):
 
 
 def _measure(options: Options, run: Run) -> Iterator[RenderableType]:
-    sizes = ((64, 128),) if options.smoke else SIZES
-    memories = [(size, tokens, gated) for size in sizes for gated in (False, True) for tokens in options.tokens]
+    sizes = (1, 64) if options.smoke else (BATCH, KEYS)
+    dims = ((64, 128),) if options.smoke else SIZES
+    memories = [(size, tokens, gated) for size in dims for gated in (False, True) for tokens in options.tokens]
     groups = GROUPS[-1:] if options.smoke else GROUPS
     kinds = len(options.dtypes) * len(options.shares) * (len(memories) + len(groups))
     run.expect(kinds * (1 + len(options.threads)) + len(options.threads) + (options.model is not None))
@@ -131,8 +132,8 @@ def _measure(options: Options, run: Run) -> Iterator[RenderableType]:
         for group in groups:
             dense: Tensor | None = None
             for share in options.shares:
-                query, key, value = attention_inputs(64 if options.smoke else KEYS, group, share, precision)
-                dense = attention_inputs(key.shape[2], group, 0.0, precision)[1] if dense is None else dense
+                query, key, value = attention_inputs(*sizes, group, share, precision)
+                dense = attention_inputs(*sizes, group, 0.0, precision)[1] if dense is None else dense
                 name = attention_shape(group, share)
                 with run.checking(name, dtype, OURS) as check:
                     run.results.facts["zeros"][f"{ATTENTION}, {name}"] = compare_attention(check, query, key, value)
@@ -203,11 +204,13 @@ def signs(share: float, *shape: int) -> Tensor:
     return torch.where(torch.rand(shape) < share, -1.0, 1.0)
 
 
-def attention_inputs(keys: int, group: int, share: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def attention_inputs(
+    batch: int, keys: int, group: int, share: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return a query per head, keys and values; a share of the scores of every head is negative."""
     torch.manual_seed(0)
-    query = torch.randn(BATCH, HEADS, 1, HEAD_DIM)
-    key, value = torch.randn(2, BATCH, HEADS // group, keys, HEAD_DIM)
+    query = torch.randn(batch, HEADS, 1, HEAD_DIM)
+    key, value = torch.randn(2, batch, HEADS // group, keys, HEAD_DIM)
     # The first dimensions belong to one query of a group each, and decide about the sign of its scores.
     query[..., :group] = HEAD_DIM**0.5 * STEEP * torch.eye(group).repeat(HEADS // group, 1)[:, None]
     key[..., :group] = signs(share, *key.shape[:3], group)

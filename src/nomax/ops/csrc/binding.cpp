@@ -621,7 +621,8 @@ Tensor look_up(Tensor x, Optional gates, Tensor keys, Tensor values, int64_t act
 }
 
 // ---- rows of layers between the attentions ------------------------------------------------------------------------------
-int64_t row_piece(int64_t width) { return std::max(int64_t(1), (int64_t(1) << 14) / std::max(int64_t(1), width)); }
+// At most 256 rows, as their sums run in float32.
+int64_t row_piece(int64_t width) { return std::clamp((int64_t(1) << 14) / std::max(int64_t(1), width), int64_t(1), int64_t(256)); }
 
 // Tasks over rows of so many numbers each; `sums` floats for each of them, all zero, if there are any.
 std::vector<Task> row_tasks(int64_t rows, int64_t width, float* partial = nullptr, int64_t sums = 0) {
