@@ -1,6 +1,7 @@
 """φ: its notation, its errors, and the table of activations."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from oracle import H
 
 from nomax import Phi
 from nomax.phi import ACTIVATIONS
+from nomax.train.console import slug
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 phis = st.one_of(
@@ -193,3 +195,12 @@ def test_mean_over_unit_normal_scores_is_the_papers(name, mean):
     x = torch.linspace(-10, 10, 20001, dtype=torch.float64)
     density = torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
     assert float(torch.trapezoid(ACTIVATIONS[name].value(x) * density, x)) == pytest.approx(mean, abs=1e-4)
+
+
+def test_every_phi_has_a_folder_name_of_its_own():
+    gains = ("", "2*", "-2*", "1e-05*")
+    shifts = ("", "(x-log L)", "(x-0.5)", "(x+0.5)", "(x-0.5-sqrt(2 log L))", "(x-0.5*sqrt(2 log L))")
+    powers = ("", "/L", "/L^0.5", "/L^-0.5", "/L^2", ", L=2", "/L, L=2", "/L, L=keys")
+    phis = [str(Phi.parse(f"{gain}relu{shift}{power}")) for gain, shift, power in product(gains, shifts, powers)]
+    assert len({slug(phi) for phi in phis}) == len(phis)
+    assert slug("relu/L") == "relu-L"

@@ -124,7 +124,7 @@ def parse_phis(phis: Sequence[str]) -> list[str]:
     if not phis:
         raise ValueError("--phi needs at least one φ, such as relu/L.")
     normal = [str(Phi.parse(NAMED.get(phi.casefold(), phi))) for phi in phis]
-    if len({slug(phi) for phi in normal}) < len(normal):
+    if len(set(normal)) < len(normal):
         raise ValueError(f"--phi {' '.join(phis)}: the same φ is there twice.")
     return normal
 

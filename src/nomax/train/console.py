@@ -32,8 +32,9 @@ def display_name(phi: str) -> str:
 
 
 def slug(text: str) -> str:
-    """Return a text as part of a file name: "relu/L" is relu-L."""
-    return re.sub(r"[^\w.+]+", "-", text).strip("-.")
+    """Return a text as part of a file name: "relu/L" is relu-L, and no two φ are the same one."""
+    signs_and_products = re.sub(r"(?<![\w)])-(?=\d)", "minus", text.replace("*sqrt", "xsqrt"))
+    return re.sub(r"[^\w.+=]+", "-", signs_and_products).strip("-.")
 
 
 class Bar:
