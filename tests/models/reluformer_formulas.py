@@ -62,6 +62,7 @@ class Formulas:
         self.config = model.config
         self.state = {name: tensor.detach().double().numpy() for name, tensor in model.state_dict().items()}
         self.penalties: dict[str, list[tuple[np.ndarray, ...]]] = {}
+        self.sizes: dict[str, list[np.ndarray]] = {}  # of the weights of memories
 
     def linear(self, x: np.ndarray, name: str, part: int = 0, parts: int = 1) -> np.ndarray:
         weight, bias = (np.split(self.state[f"{name}.{kind}"], parts)[part] for kind in ("weight", "bias"))
@@ -118,6 +119,7 @@ class Formulas:
         weights = np.maximum(scores, 0)
         if self.config.memory_phi == "softmax":
             weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+        self.sizes.setdefault(name, []).append(np.abs(weights).sum(-1))
         out = weights @ self.state[f"{name}.values"]
         return self.norm(out, f"{name}.norm") if self.config.memory_norm else out
 
@@ -151,12 +153,13 @@ class Formulas:
         return x @ self.state["embedding.weight"].T
 
     def mean_penalties(self) -> list[float]:
-        """Over all rows and heads of an attention, then over attentions."""
+        """Over all rows and heads of an attention, then over attentions; and over all tokens of memories."""
         means = [
             [np.concatenate([sentence[i].ravel() for sentence in rows]).mean() for i in range(3)]
             for rows in self.penalties.values()
         ]
-        return [float(x) for x in np.mean(means, 0)]
+        sizes = [np.concatenate(sentences).mean() for sentences in self.sizes.values()]
+        return [float(x) for x in (*np.mean(means, 0), np.mean(sizes))]
 
 
 def _turned(x: np.ndarray) -> np.ndarray:

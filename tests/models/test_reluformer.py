@@ -18,6 +18,7 @@ from nomax.models import ReLUFormer, ReLUFormerConfig
 # Two computations in float64 differ by about 1e-13 after these four layers; a wrong formula is off by far more.
 FAR_FROM_A_MISTAKE = {"rtol": 1e-9, "atol": 1e-9}
 ROUNDINGS = 64  # of float32 in a logit, relative to the largest: what these four layers add up, with room for bad luck
+ASKED = {"penalties": True, "memory_penalty": True}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -51,22 +52,29 @@ def test_penalties_are_means_over_tokens_and_heads_and_then_over_attentions() ->
         for name, parameter in model.named_parameters():
             if name.endswith(("qkv.bias", "q.bias", "kv.bias")):
                 parameter[: 2 * 12] = 1.5  # queries and keys that agree, so that no row of weights is empty
-    logits, losses = model(padded(*SOURCES), padded(*TARGETS), penalties=True)
+    logits, losses = model(padded(*SOURCES), padded(*TARGETS), penalties=True, memory_penalty=True)
     torch.testing.assert_close(logits, model(padded(*SOURCES), padded(*TARGETS)))
     formulas = Formulas(model)
     for source, target in zip(SOURCES, TARGETS, strict=True):
         formulas.logits(source, target)
-    assert len(formulas.penalties) == 2 + 2 + 2
+    assert (len(formulas.penalties), len(formulas.sizes)) == (2 + 2 + 2, 2 + 2)
     want = torch.tensor(formulas.mean_penalties(), dtype=torch.float64)
     torch.testing.assert_close(torch.stack(tuple(losses)), want, **FAR_FROM_A_MISTAKE)
     assert min(losses) > 0
+    rows, memories = (model(padded(*SOURCES), padded(*TARGETS), **{name: True})[1] for name in ASKED)
+    torch.testing.assert_close((*rows[:3], memories.memory_l1), tuple(losses))
+    assert [float(x) for x in (rows.memory_l1, *memories[:3])] == [0, 0, 0, 0]
 
 
 def test_padding_is_in_no_penalty_of_a_language_model() -> None:
     model = made(encoder_layers=0).double()
-    losses = model(padded(*TARGETS), penalties=True)[1]
-    wider = model(nn.functional.pad(padded(*TARGETS), (0, 4)), penalties=True)[1]
+    losses = model(padded(*TARGETS), **ASKED)[1]
+    wider = model(nn.functional.pad(padded(*TARGETS), (0, 4)), **ASKED)[1]
     torch.testing.assert_close(tuple(wider), tuple(losses))
+    each = model(padded(*TARGETS), **dict.fromkeys(ASKED, "sequences"))[1]
+    alone = [model(padded(target), **ASKED)[1] for target in TARGETS]
+    for name in losses._fields:
+        torch.testing.assert_close(getattr(each, name), torch.stack([getattr(one, name) for one in alone]))
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -211,8 +219,8 @@ def test_a_compiled_model_is_the_same() -> None:
     model = made(encoder_layers=1, decoder_layers=1)
     source, target = padded(*SOURCES), padded(*TARGETS)
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    logits, losses = compiled(source, target, penalties=True)
-    want, wanted = model(source, target, penalties=True)
+    logits, losses = compiled(source, target, **ASKED)
+    want, wanted = model(source, target, **ASKED)
     torch.testing.assert_close(logits, want)
     torch.testing.assert_close(tuple(losses), tuple(wanted))
 

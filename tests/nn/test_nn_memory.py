@@ -51,6 +51,40 @@ def test_a_relu_memory_is_linear_relu_linear_weight_for_weight(block: int | None
     close(ours.values.grad, theirs[2].weight.grad.T)
 
 
+@pytest.mark.parametrize("settings", [{}, {"block": 3}, {"norm": True}, {"gated": True}])
+@pytest.mark.parametrize("phi", ["relu", "-0.5*relu/L", "gelu", "relu2(x-0.3)/L"])
+def test_sizes_of_weights_come_with_the_output_and_have_gradients(phi: str, settings: dict) -> None:
+    module, x = Memory(6, 10, phi=phi, **settings).double(), 2 * torch.randn(3, 5, 6).double()
+    out, sizes = module(x, return_l1=True)
+    torch.testing.assert_close(out, module(x))
+    scores = x @ (module.keys if module.gates is None else module.gates).T
+    weights = formula(module, x) if phi == "gelu" else {
+        "relu": scores.clamp(min=0),
+        "-0.5*relu/L": -0.05 * scores.clamp(min=0),
+        "relu2(x-0.3)/L": (scores - 0.3).clamp(min=0) ** 2 / 10,
+    }[phi]  # fmt: skip
+    if module.gates is not None:
+        weights = (scores * 0.5 * torch.erfc(-scores / math.sqrt(2)) if phi == "gelu" else weights) * (
+            x @ module.keys.T
+        )
+    torch.testing.assert_close(sizes, weights.abs().sum(-1))
+    given = torch.autograd.grad(sizes.sum(), list(module._matrices()), retain_graph=True, allow_unused=True)
+    wanted = torch.autograd.grad(weights.abs().sum(), list(module._matrices()), allow_unused=True)
+    for mine, theirs in zip(given, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_sizes_keep_the_precision_of_autocast() -> None:
+    module, x = Memory(32, 4000), torch.randn(9, 32)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, sizes = module(x, return_l1=True)
+        assert torch.equal(out, module(x))
+    assert (out.dtype, sizes.dtype) == (torch.bfloat16, torch.float32)
+    assert_precise(
+        sizes, module.bfloat16()(x.bfloat16(), return_l1=True)[1], (x @ module.keys.float().T).relu().sum(-1)
+    )
+
+
 @pytest.mark.parametrize("block", [None, 3])
 @pytest.mark.parametrize("phi", PHIS)
 def test_every_phi_is_its_formula_with_the_slots_as_its_length(phi: str, block: int | None) -> None:

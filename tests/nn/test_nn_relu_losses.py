@@ -46,7 +46,7 @@ def test_penalties_are_their_formulas(phi: str, margin: float, normalized: bool)
         found = penalties(rows, module.visible(x, attn_mask=seen), margin, normalized=normalized)
         normalisation, entropy, size = formula(module.weights(x, attn_mask=seen), seen, margin, normalized)
     assert isinstance(found, Penalties)
-    assert found.normalisation.shape == found.entropy.shape == ()
+    assert found.normalisation.shape == found.entropy.shape == found.memory_l1.shape == ()
     # A score has 16 products, a row 13 keys, and a logarithm follows: within a hundred roundings of float32.
     roundings = 100 * torch.finfo(torch.float32).eps
     assert float(found.normalisation) == pytest.approx(normalisation, rel=roundings, abs=roundings)
@@ -82,7 +82,7 @@ def test_rows_without_a_visible_key_do_not_count_and_a_batch_of_them_is_zero() -
     assert float(found.entropy) == pytest.approx(1.25)
     assert float(found.l1) == pytest.approx((math.e + 1) / 2)
     nothing = penalties(Rows(torch.zeros(2, 3), torch.zeros(2, 3)), torch.zeros(1, 3))
-    assert [float(x) for x in nothing] == [0, 0, 0]
+    assert [float(x) for x in nothing] == [0, 0, 0, 0]
 
 
 def test_the_logarithm_goes_on_as_a_tangent_below_a_small_sum() -> None:

@@ -21,7 +21,7 @@ from nomax.models.hub import Pretrained
 from nomax.nn import RELUFORMER, Attention, KeyValueCache, Memory, Penalties
 from nomax.nn.attention import Learned
 from nomax.nn.layers import Dropout, LayerNorm, linear
-from nomax.nn.relu_losses import Tally, View
+from nomax.nn.relu_losses import Found, Tally, View, Wanted
 from nomax.phi import ACTIVATIONS, SOFTMAX, Phi
 
 MOST_LAYERS = 1000  # of the encoder and of the decoder: the deepest transformers so far; more is a mistake
@@ -178,14 +178,14 @@ class Layer(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.post = config.norm == "post"
 
-    def forward(self, x: Tensor, tally: Tally, own: View, source: View | None = None) -> tuple[Tensor, list[Penalties]]:
-        """Return the new states, and the penalties of the layer's attentions, if the tally wants any."""
-        tally = Tally(tally.wanted, tally.margin)  # one of its own: a layer may be run again, to save memory
+    def forward(self, x: Tensor, tally: Tally, own: View, source: View | None = None) -> tuple[Tensor, Found]:
+        """Return the new states, and the penalties of the layer, if the tally wants any."""
+        tally = tally.empty()
         x = self._add(x, self.attention_norm, lambda y: tally(self.attention, y, own))
         if self.source_attention is not None and self.source_norm is not None and source is not None:
             attention = self.source_attention
             x = self._add(x, self.source_norm, lambda y: tally(attention, y, source))
-        return self._add(x, self.memory_norm, self.memory), tally.penalties
+        return self._add(x, self.memory_norm, lambda y: tally.look_up(self.memory, y, own)), tally.found
 
     def _add(self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor]) -> Tensor:
         if self.post:
@@ -229,16 +229,18 @@ class ReLUFormer(Pretrained):
         source: Tensor,
         target: Tensor | None = None,
         *,
-        penalties: bool | Literal["sequences"] = False,
+        penalties: Wanted = False,
+        memory_penalty: Wanted = False,
         margin: float = 0.7,
     ) -> Tensor | tuple[Tensor, Penalties]:
         """Return logits [B, T, vocabulary] for the token after each target token; a language model takes only its text.
 
         penalties: also return `nomax.nn.penalties`, averaged over tokens, heads and layers; with "sequences" for each
             sequence, [B], independent of the others in the batch.
+        memory_penalty: the same for the L1 norm of the weights of memories. Of both, what is not asked for is 0.
         margin: the share of log n above which the entropy of a row over n keys is penalised.
         """
-        tally = Tally(penalties, margin)
+        tally = Tally(penalties, margin, memories=memory_penalty)
         if self.encoder:
             if target is None:
                 raise ValueError("this model translates: call it with source and target, or use decoding.beam_search.")
@@ -247,7 +249,7 @@ class ReLUFormer(Pretrained):
             if target is not None:
                 raise ValueError("this model has no encoder (encoder_layers=0): call it with the text alone.")
             logits = self._decode(source, None, None, None, tally)
-        return (logits, tally.mean()) if penalties else logits
+        return (logits, tally.mean()) if tally.wanted else logits
 
     def encode(self, source: Tensor) -> Encoded:
         """Encode the source [B, S]."""

@@ -19,7 +19,7 @@ from nomax.models.prepared import PreparedViT
 from nomax.nn import Attention, Linear, Penalties
 from nomax.nn.attention import Gate, Learned
 from nomax.nn.layers import Dropout, LayerNorm, linear
-from nomax.nn.relu_losses import Tally, View
+from nomax.nn.relu_losses import Found, Tally, View
 from nomax.ops.rowwise import gelu
 from nomax.phi import Phi
 
@@ -271,15 +271,13 @@ class Block(nn.Module):
         self.mlp = MLP(config)
         self.dropout = Dropout(config.dropout)
 
-    def forward(
-        self, x: Tensor, note: Recorder, name: str, tally: Tally, view: View
-    ) -> Tensor | tuple[Tensor, list[Penalties]]:
+    def forward(self, x: Tensor, note: Recorder, name: str, tally: Tally, view: View) -> Tensor | tuple[Tensor, Found]:
         """Return the new tokens, and the penalties of their attention, if the tally wants any."""
-        tally = Tally(tally.wanted, tally.margin)  # one of its own: a block may be run again, to save memory
+        tally = tally.empty()
         attended = tally(self.attention, self.attention_norm(x), view)
         x = note("/+sa", self.dropout(note("/sa", attended, name), onto=x), name)
         x = note("/+mlp", self.dropout(note("/mlp", self.mlp(self.mlp_norm(x)), name), onto=x), name)
-        return (x, tally.penalties) if tally.wanted else x
+        return (x, tally.found) if tally.wanted else x
 
 
 class ViT(Pretrained):

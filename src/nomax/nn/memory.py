@@ -4,7 +4,7 @@ n tokens (all leading dimensions of x flattened) and S slots, each `dim` wide.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -80,20 +80,37 @@ class Memory(nn.Module):
         block, gated = "" if self.block is None else f", block={self.block}", ", gated=True" * (self.gates is not None)
         return f"{self.dim}, slots={self.slots}, phi={str(self.phi)!r}{block}{gated}"
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Look up x [..., dim], and return [..., dim]."""
+    @overload
+    def forward(self, x: Tensor, *, return_l1: Literal[False] = False) -> Tensor: ...
+
+    @overload
+    def forward(self, x: Tensor, *, return_l1: Literal[True]) -> tuple[Tensor, Tensor]: ...
+
+    def forward(self, x: Tensor, *, return_l1: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """Look up x [..., dim], and return [..., dim].
+
+        return_l1: return also the sum of the sizes of each token's weights, [...], to press on in a loss. All weights
+            are then made at once.
+        """
         self._check(x)
         given, dtype = self._precisions(x)
         tokens, (activation, (factor, shift)) = x.reshape(-1, self.dim), self._activation()
+        sizes = None
         with as_it_is(x):
-            if self.block is None and serves(tokens, self._matrices(), given, activation):
+            if return_l1:
+                tokens, keys, values, *gates = (y.to(dtype) for y in (tokens, *self._matrices()))
+                weights = _weights(tokens, keys, activation, shift, *gates)
+                sizes = abs(factor) * weights.abs().sum(-1, dtype=wide(x)).reshape(x.shape[:-1])
+                out = weights.to(dtype) @ values
+            elif self.block is None and serves(tokens, self._matrices(), given, activation):
                 tokens, *matrices = (y.to(given) for y in (tokens, *self._matrices()))
                 out = look_up(tokens, *matrices, activation=activation, shift=shift)
             else:
                 tokens, *matrices = (y.to(dtype) for y in (tokens, *self._matrices()))
                 out = self._look_up(tokens, *matrices, activation=activation, shift=shift)
             out = (out if factor == 1 else out * factor).to(given).reshape(x.shape)
-        return out if self.norm is None else self.norm(out.to(self.norm.weight.dtype)).to(given)
+        out = out if self.norm is None else self.norm(out.to(self.norm.weight.dtype)).to(given)
+        return out if sizes is None else (out, sizes)
 
     def weights(self, x: Tensor) -> Tensor:
         """Return the weights of the values, [..., slots], for inspection: all at once, so only for a few tokens."""

@@ -32,6 +32,7 @@ class LoopConfig:
         *("lr", "warmup", "weight_decay", "beta1", "beta2", "eps"),
         *("clip", "evaluate_every", "threads", "ema"),
     )
+    STAGES: ClassVar[tuple[str, ...]] = ("attention_l1",)  # numbers of at least 0
     EVALUATED: ClassVar[str] = "test"  # the split that is evaluated during training and at its end
 
     steps: int = 0
@@ -105,8 +106,9 @@ class LoopConfig:
             raise ValueError(
                 f"warmup={self.warmup} must be less than steps={self.steps}: pass --warmup or train longer (--steps)."
             )
-        if not all(0 <= weight < math.inf for weight in self.attention_l1):
-            raise ValueError(f"attention_l1={self.attention_l1} must be numbers of at least 0.")
+        for name in self.STAGES:
+            if not all(0 <= weight < math.inf for weight in getattr(self, name)):
+                raise ValueError(f"{name}={getattr(self, name)} must be numbers of at least 0.")
         if self.accumulate > self.batch_size:
             raise ValueError(f"accumulate={self.accumulate} must not exceed batch_size={self.batch_size}.")
 

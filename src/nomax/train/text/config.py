@@ -38,6 +38,7 @@ class TextConfig(LoopConfig):
         *LoopConfig.NOT_NEGATIVE,
         *("normalisation_penalty", "entropy_penalty", "margin", "valid_examples"),
     )
+    STAGES: ClassVar[tuple[str, ...]] = (*LoopConfig.STAGES, "memory_l1")
     EVALUATED: ClassVar[str] = "valid"
 
     warmup: int = 4000
@@ -65,6 +66,9 @@ class TextConfig(LoopConfig):
     """Weight of ReLUFormer's penalty on row entropies, if it differs from --penalty."""
     margin: float = 0.7
     """Penalise the entropy of a row over n keys above this share of log n."""
+    memory_l1: tuple[float, ...] = ()
+    """The same as --attention-l1 for the weights of feed-forward layers, which are memories: the mean over tokens of
+    Σ|a_ij|. Such as 0 0.001. None: no penalty."""
     valid_examples: int = 0
     """Examples of the validation split to evaluate on; 0 takes all of them."""
 
@@ -110,6 +114,12 @@ class TextConfig(LoopConfig):
                 "pass --penalty 0, or a φ such as relu/L^0.5."
             )
         self.check_l1(self.model.phi)
+        memory = Phi.parse(self.model.memory_phi).activation
+        if any(self.memory_l1) and memory in ROW_MAPS:
+            raise ValueError(
+                f"memory_l1={self.memory_l1}: memory_phi={self.model.memory_phi!r} has rows that always sum to 1, so a "
+                "penalty on them would not ask for zeros. Leave out --memory-l1, or use --memory-phi relu."
+            )
         if self.batch_size < self.model.max_length:
             raise ValueError(
                 f"batch_size={self.batch_size:,} tokens cannot hold an example of {self.model.max_length:,}: pass a "

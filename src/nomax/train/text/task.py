@@ -172,7 +172,7 @@ class TextTask:
 def measure(config: TextConfig, model: nn.Module, batch: TextBatch) -> dict[str, Tensor]:
     """Return sums over the tokens of a batch: "loss", "nll" (without smoothing and penalties) and "accuracy".
 
-    Penalties that are in the loss are there by name; the L1 penalty is in that of training only.
+    Penalties that are in the loss are there by name; L1 penalties are in that of training only.
     """
     labels = batch.target[:, 1:]
     known = labels != config.model.padding
@@ -182,9 +182,15 @@ def measure(config: TextConfig, model: nn.Module, batch: TextBatch) -> dict[str,
     weights: dict[str, float] = {}
     if config.penalised:
         weights = {"normalisation": config.normalisation_penalty, "entropy": config.entropy_penalty}
+    wanted: dict[str, Any] = {}
     if config.presses_attention and model.training:
         weights["l1"] = sine_stages(config.attention_l1, batch.step, config.steps)
-    logits, penalties = model(*read, penalties="sequences", margin=config.margin) if weights else (model(*read), None)
+    if weights:
+        wanted = {"penalties": "sequences", "margin": config.margin}
+    if any(config.memory_l1) and model.training:
+        weights["memory_l1"] = sine_stages(config.memory_l1, batch.step, config.steps)
+        wanted["memory_penalty"] = "sequences"
+    logits, penalties = model(*read, **wanted) if wanted else (model(*read), None)
     losses, nlls, right = cross_entropy(logits, labels, config.label_smoothing)
     loss, nll = (each.masked_fill(~known, 0).sum() for each in (losses, nlls))
     measured = {"loss": loss, "nll": nll, "accuracy": (right & known).sum()}

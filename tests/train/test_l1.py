@@ -1,4 +1,4 @@
-"""The L1 penalty of attention weights: its ramp against ProSparse's formula, its value in float64, and what it does."""
+"""The L1 penalties: their ramp against ProSparse's formula, their values in float64, and what they do."""
 
 import copy
 import json
@@ -13,14 +13,14 @@ from toy_text import TRANSLATE, tales
 
 from nomax.cli import exit_code
 from nomax.evaluate.attention_weights import attention_weights, row_statistics
-from nomax.nn import Attention
+from nomax.nn import Attention, Memory
 from nomax.train import load_run, metrics
 from nomax.train.config import sine_stages
 from nomax.train.distributed import World
 from nomax.train.text.command import Translate, configure
 from nomax.train.text.config import fit
 from nomax.train.text.data import Corpora, examples, load_corpus, stages
-from nomax.train.text.task import TextTask
+from nomax.train.text.task import TextTask, load_text_run
 from nomax.train.vision.command import Options, run
 from nomax.train.vision.config import for_images
 from nomax.train.vision.task import VisionTask, load_images
@@ -171,6 +171,53 @@ def test_the_penalty_is_the_same_where_blocks_run_again_in_the_backward_pass(dat
         lines = [line for line in metrics.read(tmp_path / name) if "evaluation" not in line]
         curves.append([(line["loss"], line["l1"], line["norm"]) for line in lines])
     assert curves[0] == curves[1]
+
+
+@torch.no_grad()
+def test_the_loss_has_the_penalty_of_memories_too_and_either_alone(text):
+    both = text_task(text, attention_l1=STAGES, memory_l1=(0.0, 0.02))
+    memory, plain = text_task(text, memory_l1=(0.0, 0.02)), text_task(text)
+    inputs = []
+    for name, module in memory.model.named_modules():
+        if isinstance(module, Memory):
+            module.register_forward_pre_hook(lambda module, given, name=name: inputs.append((name, given[0])))
+    exact = copy.deepcopy(memory.model).double()
+    for step, weight in ((20, 0.0), (66, 0.02 * (1 - math.cos(math.pi * 21 / 45)) / 2)):
+        batch = next(memory.batches(step, HERE))
+        inputs.clear()
+        found, without = memory.measure(memory.model, batch), plain.measure(plain.model, batch)
+        sides = {"encoder": batch.source, "decoder": batch.target[:, :-1]}
+        labels = batch.target[:, 1:] != 0
+        expected = 0.0
+        for name, x in inputs:
+            side = name.split(".")[0]
+            tokens = sides[side] != 0 if side == "encoder" else labels
+            sizes = exact.get_submodule(name).weights(x.double()).abs().sum(-1) * tokens
+            expected += float((sizes.sum(-1) / tokens.sum(-1).clamp(min=1) * labels.sum(-1)).sum()) / len(inputs)
+        assert float(found["memory_l1"]) == pytest.approx(expected, rel=REORDERED)
+        total = float(without["loss"]) + weight * expected
+        assert float(found["loss"]) == pytest.approx(total, rel=REORDERED)
+        assert "l1" not in found
+        measured = both.measure(both.model, batch)
+        assert float(measured["memory_l1"]) == pytest.approx(expected, rel=REORDERED)
+        total += sine_stages(STAGES, step, 90) * float(measured["l1"])
+        assert float(measured["loss"]) == pytest.approx(total, rel=REORDERED)
+
+
+def test_a_model_with_softmax_learns_a_small_memory(text, tmp_path):
+    options = {**TRANSLATE, "steps": 30, "lr": 3e-3, "warmup": 1, "dropout": 0.0, "phi": ("softmax",), "penalty": 0.0}
+    assert Translate(data=text, out=tmp_path / "run", **options, memory_l1=(0.3, 3.0)).run() == 0
+    assert load_text_run(tmp_path / "run")[2].memory_l1 == (0.3, 3.0)
+    lines = [line for line in metrics.read(tmp_path / "run") if "evaluation" not in line]
+    assert not any("l1" in line for line in lines)
+    assert 0 < lines[-1]["memory_l1"] < lines[0]["memory_l1"] / 3
+
+
+def test_memories_that_normalise_have_no_penalty(text, tmp_path, capsys):
+    wrong = {**TRANSLATE, "memory_phi": "softmax", "memory_l1": (0.1,)}
+    assert exit_code("nomax train", lambda: Translate(data=text, out=tmp_path / "run", **wrong).run()) == 2
+    assert "memory_phi='softmax' has rows that always sum to 1" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_learned_shifts_and_the_penalty_are_options_of_both_commands(data, text, tmp_path):
