@@ -12,7 +12,6 @@ from made_results import noise
 from nomax import data, study
 from nomax.console import Console
 from nomax.data.registry import TEXTS
-from nomax.study import zeros
 from nomax.study.engine.blocks import BOUNDS, ORDERS, SIZES
 from nomax.study.engine.experiment import ImageExperiment, TextExperiment
 from nomax.study.engine.publish import to_csv
@@ -21,7 +20,8 @@ from nomax.study.engine.store import Store
 from nomax.study.engine.worker import run_to_outcome
 from nomax.study.images import setup as images
 from nomax.study.text.setup import SETUPS
-from nomax.study.zeros import KINDS, by_kind
+from nomax.study.zeros import study as zeros
+from nomax.study.zeros.kinds import ASKED, KINDS, by_kind, every_run, gain, lengths_of
 from nomax.train.console import Stop
 
 # The smoke set-up of images needs no data that must be fetched.
@@ -42,7 +42,7 @@ def made(
     copied: how many times as long what is left takes if it is copied together first.
     """
     results: list[Result] = []
-    for kind, run in zeros._runs(SETUP, SETUP.seeds):
+    for kind, run in every_run(SETUP, SETUP.seeds):
         bare = run.result("done", loss=1.0)
         off = noise(bare, spread)
         found = {"zeros": share(kind.name) + off, "empty_rows": 0.0}
@@ -82,7 +82,7 @@ def test_every_kind_is_trained_on_text_and_on_images_with_every_seed() -> None:
         assert all("rows" in run.measures for run in some)
     order = [run.config.seed for run in runs]
     assert order == sorted(order)
-    assert {run.config.model.phi for run in runs[: zeros.ASKED]} >= {"relu/L", "softmax"}
+    assert {run.config.model.phi for run in runs[:ASKED]} >= {"relu/L", "softmax"}
 
 
 def test_kinds_differ_in_their_attention_and_its_penalty_alone() -> None:
@@ -196,7 +196,7 @@ def test_results_are_sorted_by_kind_and_others_are_left_out() -> None:
 
 @pytest.mark.slow
 def test_a_run_of_images_measures_zeros_and_blocks(tmp_path: Path) -> None:
-    kind, run = next((kind, run) for kind, run in zeros._runs(SETUP, (0,)) if isinstance(run, ImageExperiment))
+    kind, run = next((kind, run) for kind, run in every_run(SETUP, (0,)) if isinstance(run, ImageExperiment))
     store = Store(tmp_path)
     assert run_to_outcome(run, store, "nomax study zeros", Stop(), Console(quiet=True)) == 0
     result = store.outcome(run.key)
@@ -207,9 +207,9 @@ def test_a_run_of_images_measures_zeros_and_blocks(tmp_path: Path) -> None:
     # With qk-norm, half of the scores are negative before training.
     assert 0.3 < found["zeros"] < 0.7
     assert 0.3 < found[f"cache_zeros {KEYS}"] < 0.7
-    assert zeros._lengths({kind: [result]}) == [KEYS]
+    assert lengths_of({kind: [result]}) == [KEYS]
     for order in ORDERS:
         for size in SIZES:
             told = [found[f"{order} {size} {bound} {KEYS}"] for bound in BOUNDS]
             assert 0 <= max(told) <= found[f"{order} {size} zero {KEYS}"] <= found[f"cache_zeros {KEYS}"]
-        assert zeros.gain(order, KEYS)(result)
+        assert gain(order, KEYS)(result)

@@ -32,7 +32,7 @@ STUDIES = {
     "relu-attention": "text.relu_attention",
     "documents": "text.documents",
     "text-phi": "text.phi",
-    "zeros": "zeros",
+    "zeros": "zeros.study",
 }
 NEEDED = ("TITLE", "CLAIMS", "grid", "figures", "verdicts")
 

@@ -1,0 +1,1 @@
+"""The study of zeros: of texts and images, so beside those of either."""
