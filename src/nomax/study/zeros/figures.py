@@ -49,8 +49,8 @@ def frontier(text: Found, images: Found) -> Figure:
     caption = (
         "Left: the test loss in nats of a language model; right: the test error of a vision transformer; over the "
         "share of weights that are not zero, fewer to the right. Broken lines: softmax, and a model without attention. "
-        "Beside a point is its shift, its β or its λ. Means over seeds, bars from lowest to highest. A share below "
-        f"{LEAST:g} is drawn there. {_models(text, images)}"
+        "Beside a point is its shift, its β or its λ, and its mean if that is far above. Means over seeds, bars from "
+        f"lowest to highest. A share below {LEAST:g} is drawn there. {_models(text, images)}"
     )
     title = "What more zeros cost"
     alternative = f"Loss or error, and the share of weights that are zero. {words or 'Nothing has been measured yet'}."
@@ -72,9 +72,10 @@ def _paint_frontier(panels: Sequence[tuple[str, Found, Any]]) -> Any:
         if not shown:
             nothing_yet(axis)
             continue
+        top = _top(shown, score)
         for line in dict.fromkeys(kind.line for kind in shown):
             lines[line] = None
-            _draw_line(axis, line, {kind: some for kind, some in shown.items() if kind.line == line}, score)
+            _draw_line(axis, line, {kind: some for kind, some in shown.items() if kind.line == line}, score, top)
         axis.set_title(f"{name}: {'test loss (nats)' if score is loss else 'test error'}")
         axis.set_xlabel("weights that are not zero")
         axis.set_xscale("log")
@@ -96,7 +97,14 @@ def _look(line: str) -> dict[str, Any]:
     return look if style == "-" else look | {"mfc": PAPER.light}
 
 
-def _draw_line(axis: Any, line: str, found: Found, score: Callable[[Any], float | None]) -> None:
+def _top(shown: Found, score: Callable[[Any], float | None]) -> float:
+    """Return where a panel ends: a bit above the model without attention, which is as far as a cost is of interest."""
+    means = {kind: fmean(values_of(results, score)) for kind, results in shown.items()}
+    none, lowest = means.get(NONE, math.inf), min(means.values())
+    return none + 0.5 * (none - lowest) if lowest < none < math.inf else math.inf
+
+
+def _draw_line(axis: Any, line: str, found: Found, score: Callable[[Any], float | None], top: float) -> None:
     look, places, means = _look(line), [], []
     if all(kind.level for kind in found):
         for results in found.values():
@@ -105,9 +113,13 @@ def _draw_line(axis: Any, line: str, found: Found, score: Callable[[Any], float 
     for kind, results in found.items():
         values = values_of(results, score)
         places.append(max(LEAST, 1 - (mean_of(results, measured("zeros")) or 0)))
-        means.append(fmean(values))
-        axis.plot([places[-1]] * 2, [min(values), max(values)], lw=1.6, color=look["color"], alpha=0.5)
-        axis.annotate(kind.mark, (places[-1], means[-1]), (6, 5), textcoords="offset points", fontsize=9.5)
+        mean = fmean(values)
+        apart = (-14, 6) if look["ls"] == "-" else (6, -14)  # labels of two lines stay clear of each other
+        means.append(min(mean, top))
+        ends = [min(value, top) for value in (min(values), max(values))]
+        axis.plot([places[-1]] * 2, ends, lw=1.6, color=look["color"], alpha=0.5)
+        said = kind.mark if mean <= top else f"{kind.mark}: {mean:.3g} ↑"
+        axis.annotate(said, (places[-1], means[-1]), apart, textcoords="offset points", fontsize=9.5)
     axis.plot(places, means, **look)
 
 
