@@ -63,6 +63,11 @@ def test_a_grid_has_every_combination_once_seed_after_seed(name: str) -> None:
     assert Counter(order) == dict.fromkeys(SEEDS, COUNTS[name] // 3)
 
 
+def test_a_day_shows_kinds_that_no_claim_is_about_with_one_seed() -> None:
+    runs = text_grid("relu-attention", SETUPS["day"], SEEDS)
+    assert Counter(run.config.seed for run in runs) == {0: 10, 1: 6, 2: 6}
+
+
 def test_every_kind_has_as_many_trials_all_judged_on_the_validation_split() -> None:
     day = SETUPS["day"]
     runs = text_grid("text-rate", day, SEEDS)

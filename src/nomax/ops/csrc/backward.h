@@ -43,7 +43,6 @@ template <class H> struct Differentiate {
       simple<true, false>(p, row, of_rows, seen, a, g);
     else
       simple<false, false>(p, row, of_rows, seen, a, g);
-    if (seen % W) g[seen] = 0;      // of what fills up the last vector, only the other half of a pair is read
   }
 
   // All keys of the block are seen, nothing is added to the scores, and no weight is dropped.
@@ -88,6 +87,50 @@ template <class H> struct Differentiate {
   }
 };
 
+// The same for ReLU where every row sees every key, nothing is added to the scores and no weight is dropped: what becomes
+// of the sums of a tile of weight gradients, while the scores wait in `a`. With pairs, straight to the layouts that the
+// next products read.
+template <class Element> struct DifferentiateRelu {
+  static constexpr bool chunked = true, by_two = true;
+  static constexpr int64_t chunk = CHUNK;
+  const Row* rows;
+  float scale, *a, *g;                              // [row][GRADIENT_KEYS]
+  Element *weight_pairs, *grad_pairs, *grad_rows;   // with pairs only
+
+  void next_panel() {
+    a += PANEL, g += PANEL;
+    if constexpr (Element::each == 2) weight_pairs += PANEL, grad_pairs += PANEL, grad_rows += PANEL / 2;
+  }
+
+  NOMAX_INLINE void both(const DifferentiateRelu& to, int r, int64_t column, Vec& weight, Vec& grad) {
+    const Row& row = to.rows[r];
+    Vec h, d;
+    Relu::both(load(to.a + r * GRADIENT_KEYS + column) * to.scale + row.shift, h, d);
+    weight = h * row.gain;
+    grad = grad * row.gain * d;
+  }
+
+  NOMAX_INLINE void two(const DifferentiateRelu& to, int r, int n, Vec grad, Vec next_grad, bool next) {
+    const int64_t column = n * W;
+    Vec weight, next_weight{};
+    both(to, r, column, weight, grad);
+    if (next) both(to, r + 1, column, next_weight, next_grad);
+    if constexpr (Element::each == 2) {
+      const int64_t pair = r / 2 * GRADIENT_KEYS + column;
+      store(reinterpret_cast<float*>(to.weight_pairs + pair), pair_up(weight, next_weight));
+      store(reinterpret_cast<float*>(to.grad_pairs + pair), pair_up(grad, next_grad));
+      put_weights(to.grad_rows + r * GRADIENT_KEYS / 2, column, grad);
+      if (next) put_weights(to.grad_rows + (r + 1) * GRADIENT_KEYS / 2, column, next_grad);
+    } else {
+      store(to.a + r * GRADIENT_KEYS + column, weight);
+      store(to.g + r * GRADIENT_KEYS + column, grad);
+      if (!next) return;
+      store(to.a + (r + 1) * GRADIENT_KEYS + column, next_weight);
+      store(to.g + (r + 1) * GRADIENT_KEYS + column, next_grad);
+    }
+  }
+};
+
 // What a block of keys is needed as, packed once and used by every block of rows.
 template <class Element> struct KeyBlock {
   Element *rows, *key_panels, *value_panels, *key_right;      // rows: later a copy of the keys, if one is needed
@@ -116,7 +159,7 @@ template <class Element> struct KeyBlock {
 template <class Element> struct GradientTile {
   Row* rows;
   Element *query_left, *grad_left, *query_right, *grad_right;      // on the left: later copies, if they are needed
-  float *weights, *score_grads, *bias;
+  float *weights, *score_grads, *bias;                             // with pairs not of every row, unless `careful`
   Element *weight_pairs, *score_grad_pairs, *score_grad_rows;      // with pairs only
   bool* sees;                                                      // [row][GRADIENT_KEYS], if it is done carefully
   Operand<Element> query, grad;
@@ -160,22 +203,38 @@ template <class Element> struct GradientTile {
     query = left(source(p.query, s.batch, head, s.query), first, count, p.dim, query_left);
     grad = left(source(p.grad_out, s.batch, head, s.query), first, count, p.value_dim, grad_left);
     const auto differentiate = with_activation<Differentiate>(p.activation);
+    const bool plain = p.activation == Activation::relu && !keys.bias && !keys.mask_by_row && p.dropout == 0 &&
+                       !p.grad_row_sum && !p.grad_bias && !careful;
     bool any = false;
     for (int64_t group = 0; group < groups(count); group++) {
-      const int64_t r = group_start(count, group);
-      const int tile_rows = int(group_start(count, group + 1) - r);
+      const int64_t r = group_start(count, group, Element::each);
+      const int tile_rows = int(group_start(count, group + 1, Element::each) - r);
       float *a = weights + r * GRADIENT_KEYS, *g = score_grads + r * GRADIENT_KEYS;
-      int64_t reach = 0;
-      for (int i = 0; i < tile_rows; i++) reach = most(reach, least(seen, rows[r + i].limit - block.first));
+      int64_t reach = 0, nearest = seen;
+      for (int i = 0; i < tile_rows; i++) {
+        reach = most(reach, least(seen, rows[r + i].limit - block.first));
+        nearest = least(nearest, rows[r + i].limit - block.first);
+      }
       if (reach <= 0) {
         memset(a, 0, tile_rows * GRADIENT_KEYS * sizeof(float));
         memset(g, 0, tile_rows * GRADIENT_KEYS * sizeof(float));
+        pair_rows(r, tile_rows);
         continue;
       }
+      const Element* grads = grad.data + r * grad.stride;
+      const int64_t value_steps = elements<Element>(p.value_dim);
       panel_products(tile_rows, seen, query.data + r * query.stride, query.stride, block.key_panels,
                      elements<Element>(p.dim), Put{a, GRADIENT_KEYS, chunk_of(p.activation)});
-      panel_products(tile_rows, seen, grad.data + r * grad.stride, grad.stride, block.value_panels,
-                     elements<Element>(p.value_dim), Put{g, GRADIENT_KEYS, chunk_of(p.activation)});
+      if (plain && nearest == seen) {
+        panel_products(tile_rows, seen, grads, grad.stride, block.value_panels, value_steps,
+                       DifferentiateRelu<Element>{rows + r, p.scale, a, g, weight_pairs + r / 2 * GRADIENT_KEYS,
+                                                  score_grad_pairs + r / 2 * GRADIENT_KEYS,
+                                                  score_grad_rows + r * GRADIENT_KEYS / 2});
+        end_pairs(r, tile_rows);
+        continue;
+      }
+      panel_products(tile_rows, seen, grads, grad.stride, block.value_panels, value_steps,
+                     Put{g, GRADIENT_KEYS, chunk_of(p.activation)});
       for (int i = 0; i < tile_rows; i++) {
         const Row& row = rows[r + i];
         const float* row_bias = keys.bias ? keys.bias + block.first : nullptr;
@@ -189,18 +248,35 @@ template <class Element> struct GradientTile {
           for (int64_t j = 0; j < least(seen, row.limit - block.first); j++)
             sees[(r + i) * GRADIENT_KEYS + j] = !(keys.mask_by_row && bias[j] == HIDDEN);
       }
+      pair_rows(r, tile_rows);
     }
     return any || !keys.mask_by_row;
   }
 
-  // Two neighbouring rows of floats as one row of pairs.
-  void pair_rows(const float* from, Element* to) const {
-    for (int64_t r = 0; r < count; r += 2)
-      for (int64_t j = 0; j < seen; j += W) {
-        Vec low = load(from + r * GRADIENT_KEYS + j), high{};
-        if (r + 1 < count) high = load(from + (r + 1) * GRADIENT_KEYS + j);
-        store(reinterpret_cast<float*>(to + r / 2 * GRADIENT_KEYS + j), pair_up(low, high));
-      }
+  // Some rows of floats as pairs: of two neighbouring rows, for sums over rows, and of two neighbouring keys.
+  void pair_rows(int64_t first, int64_t size) const {
+    if constexpr (paired) {
+      for (int64_t r = first; r < first + size; r += 2)
+        for (int64_t j = 0; j < seen; j += W) {
+          const float *a = weights + r * GRADIENT_KEYS + j, *g = score_grads + r * GRADIENT_KEYS + j;
+          const bool next = r + 1 < first + size;
+          const Vec grad = load(g), next_grad = next ? load(g + GRADIENT_KEYS) : Vec{};
+          const int64_t pair = r / 2 * GRADIENT_KEYS + j;
+          store(reinterpret_cast<float*>(weight_pairs + pair), pair_up(load(a), next ? load(a + GRADIENT_KEYS) : Vec{}));
+          store(reinterpret_cast<float*>(score_grad_pairs + pair), pair_up(grad, next_grad));
+          put_weights(score_grad_rows + r * GRADIENT_KEYS / 2, j, grad);
+          if (next) put_weights(score_grad_rows + (r + 1) * GRADIENT_KEYS / 2, j, next_grad);
+        }
+      end_pairs(first, size);
+    }
+  }
+
+  // Zero is what stands beside the last key that is seen, if it has no other beside it.
+  void end_pairs(int64_t first, int64_t size) const {
+    if constexpr (paired)
+      if (seen % 2)
+        for (int64_t r = first; r < first + size; r++)
+          reinterpret_cast<uint16_t*>(score_grad_rows + r * GRADIENT_KEYS / 2)[seen] = 0;
   }
 
   void add_key_gradients(const Problem& p, const Sequence& s, int64_t head, int64_t first, float* grad_key,
@@ -210,12 +286,7 @@ template <class Element> struct GradientTile {
     const Operand<Element> grad = right(grads, first, count, p.value_dim, grad_right);
     const int64_t width = round_up(p.dim, W), value_width = round_up(p.value_dim, W), steps = elements<Element>(count);
     const Element *a = reinterpret_cast<Element*>(weights), *g = reinterpret_cast<Element*>(score_grads);
-    if constexpr (paired) {
-      pair_rows(weights, weight_pairs);
-      pair_rows(score_grads, score_grad_pairs);
-      a = weight_pairs;
-      g = score_grad_pairs;
-    }
+    if constexpr (paired) a = weight_pairs, g = score_grad_pairs;
     if (careful && strangers) {
       const auto seen_by = [&](int64_t key, int64_t r) { return sees[r * GRADIENT_KEYS + key]; };
       add_seen_product<true>(
@@ -233,12 +304,7 @@ template <class Element> struct GradientTile {
   void add_query_gradient(const Problem& p, const KeyBlock<Element>& block, float* grad_query) {
     const int64_t width = round_up(p.dim, W);
     const Element* g = reinterpret_cast<Element*>(score_grads);
-    if constexpr (paired) {
-      for (int64_t r = 0; r < count; r++)
-        for (int64_t j = 0; j < seen; j += W)
-          put_weights(score_grad_rows + r * GRADIENT_KEYS / 2, j, load(score_grads + r * GRADIENT_KEYS + j));
-      g = score_grad_rows;
-    }
+    if constexpr (paired) g = score_grad_rows;
     if (careful && strangers)
       add_seen_product<false>(
           count, width, g, GRADIENT_KEYS / Element::each, block.key, seen, block.rows, grad_query, width,
@@ -342,9 +408,14 @@ template <class Element> static bool backward_keys(const Problem& p, const Task&
     }
     const int64_t blind = p.causal ? most(0, k - p.diagonal - p.first_row) / row_piece * row_piece : 0;
     if (blind < rows) memory.block.pack(p, key_source, value_source, k, count);
+    if (last && !keys.index) {
+      expect_rows(p.grad_key, s.batch, task.head, s.key + k, count, p.dim);
+      expect_rows(p.grad_value, s.batch, task.head, s.key + k, count, p.value_dim);
+    }
     for (int64_t head = first_head; head < first_head + group; head++)
       for (int64_t r = blind; r < rows; r += row_piece) {
         const int64_t size = least(row_piece, rows - r), row = p.first_row + r;
+        if (!task.partial && k + key_piece >= end) expect_rows(p.grad_query, s.batch, head, s.query + row, size, p.dim);
         if (!memory.tile.compute(p, s, keys, dropout, head, row, size, memory.block)) continue;
         memory.tile.add_key_gradients(p, s, head, row, memory.grad_key, memory.grad_value);
         memory.tile.add_query_gradient(p, memory.block, grad_query + ((head - first_head) * rows + r) * width);

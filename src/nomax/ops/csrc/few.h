@@ -169,7 +169,7 @@ NOMAX_INLINE void load_values(const ValueRows& values, Pair, int64_t t, uint32_t
   const uint16_t* odd = values.half(2 * t + 1, high_is_nonzero(bits), column);
 #pragma GCC unroll 8
   for (int n = 0; n < N; n++)
-    b[n] = (Vec)((Bits)load_bfloat16(even + n * W) >> 16 | (Bits)load_bfloat16(odd + n * W));
+    b[n] = (Vec)(load_16_bits(even + n * W) | load_16_bits(odd + n * W) << 16);
 }
 
 // A block of keys whose weights are known. Its values are added while those of the next block are on their way.

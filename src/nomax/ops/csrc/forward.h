@@ -129,6 +129,7 @@ template <class Element> static bool try_forward(const Problem& p, const Task& t
   }
   reach = least(reach, keys.count);
 
+  const bool few = task.count <= ROWS && !careful;
   Operand<Element> query;
   if (memory.rows[0].head == memory.rows[task.count - 1].head) {
     query = left(source(p.query, s.batch, memory.rows[0].head, memory.rows[0].query), 0, task.count, p.dim, memory.query);
@@ -142,6 +143,8 @@ template <class Element> static bool try_forward(const Problem& p, const Task& t
   }
 
   memset(memory.sums, 0, task.count * width * sizeof(float));
+  if (!few && memory.rows[0].head == memory.rows[task.count - 1].head)
+    expect_rows(p.out, s.batch, memory.rows[0].head, memory.rows[0].query, task.count, p.value_dim);
   if (p.row_sum) {
     memset(memory.row_sum, 0, task.count * W * sizeof(float));
     memset(memory.row_log, 0, task.count * W * sizeof(float));
@@ -158,7 +161,6 @@ template <class Element> static bool try_forward(const Problem& p, const Task& t
                              memory.weights, nullptr, nullptr};
   if (keys.mask_by_row) weighing.bias = memory.bias, weighing.bias_stride = KEY_BLOCK;
   const auto weigh = with_activation<Weigh<Element>::template With>(p.activation);
-  const bool few = task.count <= ROWS && !careful;
   const bool listed = few && in_place<Element>(value_source) && p.value_dim % W == 0 && p.value_dim <= MOST_WIDE;
   // Keys in bfloat16 that are multiplied as float32, without a copy of them.
   const bool widened = few && Element::each == 1 && in_place<Element>(key_source) && key_source.type == Type::bfloat16 &&

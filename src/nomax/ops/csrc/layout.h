@@ -157,8 +157,7 @@ static Operand<Float> right(const Source& from, int64_t first, int64_t count, in
     int64_t c = 0;
     if (from.column == 1 && high)
       for (; c + W <= dim; c += W) {
-        Bits x = (Bits)load_bfloat16(low + c) >> 16, y = (Bits)load_bfloat16(high + c);
-        store(reinterpret_cast<float*>(to + c), (Vec)(x | y));
+        store(reinterpret_cast<float*>(to + c), (Vec)(load_16_bits(low + c) | load_16_bits(high + c) << 16));
       }
     for (; c < dim; c++)
       to[c].x = low[c * from.column] | (high ? uint32_t(high[c * from.column]) << 16 : 0);

@@ -15,6 +15,16 @@ struct Row {
   uint32_t coin, second_coin;
 };
 
+// Asks for the rows of a result, so that writing them later need not wait for memory.
+NOMAX_INLINE void expect_rows(const View& to, int64_t batch, int64_t head, int64_t first, int64_t count, int64_t dim) {
+  if (to.column != 1) return;
+  const int64_t bytes = dim * type_size(to.type);
+  for (int64_t r = first; r < first + count; r++) {
+    const char* row = static_cast<const char*>(at(to, batch, head, r));
+    for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(row + byte, 1);
+  }
+}
+
 struct Sequence {
   int64_t batch, index;                // of the tensors; of the sequence (they differ when sequences are packed)
   int64_t query, queries, key, keys;   // first row and number of rows

@@ -55,16 +55,16 @@ template <class Element> NOMAX_INLINE void multiply_add(Vec& sum, Element a, con
 
 constexpr int64_t CHUNK = 64;           // a power of x multiplies the error of x: then half of that, see chunk_of
 
-// What becomes of the sums of a tile.
+// What becomes of the sums of a tile, row by row or two rows at once.
 struct Put {                            // c = sums
-  static constexpr bool chunked = true;
+  static constexpr bool chunked = true, by_two = false;
   float* c; int64_t stride, chunk;
   void next_panel() { c += PANEL; }
   NOMAX_INLINE void one(const Put& to, int r, int n, Vec x) { store(to.c + r * to.stride + n * W, x); }
 };
 
 struct Add {                            // c += sums
-  static constexpr bool chunked = false;
+  static constexpr bool chunked = false, by_two = false;
   float* c; int64_t stride;
   void next_panel() { c += PANEL; }
   NOMAX_INLINE void one(const Add& to, int r, int n, Vec x) {
@@ -84,7 +84,7 @@ NOMAX_INLINE float weight_at(const Pair* row, int64_t column) {
 }
 
 template <class Element> struct PutRelu {      // c = relu(sums), ready to be the A of the next product
-  static constexpr bool chunked = true;
+  static constexpr bool chunked = true, by_two = false;
   static constexpr int64_t chunk = CHUNK;
   Element* c; int64_t stride;
   void next_panel() { c += PANEL / Element::each; }
@@ -133,10 +133,17 @@ static inline __attribute__((always_inline)) void tile(const Element* a, int64_t
   } else {
     add_up(0, steps);
   }
+  if constexpr (Finish::by_two) {
 #pragma GCC unroll 8
-  for (int r = 0; r < R; r++)
+    for (int r = 0; r < R; r += 2)
 #pragma GCC unroll 16
-    for (int n = 0; n < N; n++) Finish::one(finish, r, n, sum[r][n]);
+      for (int n = 0; n < N; n++) Finish::two(finish, r, n, sum[r][n], r + 1 < R ? sum[r + 1][n] : Vec{}, r + 1 < R);
+  } else {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 16
+      for (int n = 0; n < N; n++) Finish::one(finish, r, n, sum[r][n]);
+  }
 }
 
 // A strip of R rows and any number of columns (a multiple of W), tile after tile; the next tile's B lies b_panel on.
@@ -171,11 +178,11 @@ NOMAX_INLINE void strip(int64_t rows, int64_t columns, const Element* a, int64_t
 }
 
 // Rows go through the tiles in groups of nearly equal size, since a group of one or two cannot fill the pipelines:
-// the i-th of the groups of `rows` begins at row group_start(rows, i).
+// the i-th of the groups of `rows` begins at row group_start(rows, i), a multiple of `unit`.
 NOMAX_INLINE int64_t groups(int64_t rows) { return (rows + ROWS - 1) / ROWS; }
-NOMAX_INLINE int64_t group_start(int64_t rows, int64_t i) {
-  const int64_t count = groups(rows), size = rows / count, larger = rows % count;
-  return i * size + least(i, larger);
+NOMAX_INLINE int64_t group_start(int64_t rows, int64_t i, int64_t unit = 1) {
+  const int64_t units = (rows + unit - 1) / unit, count = groups(rows), size = units / count, larger = units % count;
+  return least(rows, unit * (i * size + least(i, larger)));
 }
 
 // C[rows][columns] += A·B for any number of rows and columns (a multiple of W).

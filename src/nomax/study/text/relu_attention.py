@@ -98,8 +98,9 @@ class Speed(Measurement):
 def grid(setup: TextSetup, seeds: Sequence[int]) -> list[Experiment]:
     """Return ten kinds of attention and their speed; those that claims compare come first, with all their seeds."""
     by_seed = [_kinds(setup, seed) for seed in seeds]
-    ranks = [[run for some in by_seed for run in some[low:high]] for low, high in ((0, ASKED), (ASKED, None))]
-    return [*ranks[0], *ranks[1], speed_to_measure(setup)]
+    asked = [run for some in by_seed for run in some[:ASKED]]
+    shown = [run for some in by_seed[: setup.shown_seeds] for run in some[ASKED:]]
+    return [*asked, *shown, speed_to_measure(setup)]
 
 
 def speed_to_measure(setup: TextSetup) -> Speed:

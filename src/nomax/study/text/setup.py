@@ -62,6 +62,8 @@ class TextSetup:
     activations: tuple[str, ...] = ("relu", "relu2", "gelu", "softplus", "identity")
     alphas: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5, 2.0)
     seeds: tuple[int, ...] = (0, 1, 2)
+    shown_seeds: int | None = None
+    """Seeds of kinds of attention that are shown beside those of claims; None: all."""
     steps: int = 1600
     batch_size: int = 1024
     """Tokens per step and side."""
@@ -220,6 +222,7 @@ SETUPS = {
             slots=(64, 512, 4096),
             base_slots=512,
             lengths=(128, 256, 512, 1024),
+            shown_seeds=1,
             steps=6000,
             batch_size=2048,
             document_passes=2,
