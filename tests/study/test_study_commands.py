@@ -250,6 +250,19 @@ def test_published_runs_count_as_done_where_the_store_lacks_them(done, small, tm
     assert read(out / "runs.json")[:6] == json.loads(before["runs.json"])
 
 
+def test_runs_that_a_study_beside_it_has_published_count_as_done(done, small, tmp_path, capsys):
+    other, mine = tmp_path / "results" / "other", tmp_path / "results" / "mine"
+    shutil.copytree(done / "out", other)
+    assert study(*small, "--store", str(tmp_path / "store"), "--out", str(mine)) == 0
+    assert "6 runs are taken over from" in capsys.readouterr().out
+    assert not list((tmp_path / "store" / "runs").iterdir())
+    for name in ("runs.json", "curves.json", "verdicts.json"):
+        assert (mine / name).read_bytes() == (other / name).read_bytes()
+    abouts = [read(folder / "study.json") for folder in (mine, other)]
+    for name in ("machine", "versions", "started", "finished"):
+        assert abouts[0][name] == abouts[1][name]
+
+
 def test_a_damaged_publication_is_refused_with_a_way_out(done, small, tmp_path, capsys):
     shutil.copytree(done / "out", tmp_path / "out")
     where = ["--store", str(done / "store"), "--out", str(tmp_path / "out")]

@@ -18,7 +18,7 @@ from nomax import _figures, study
 from nomax.console import Console, Table
 from nomax.data.source import DataError
 from nomax.study.engine.experiment import ImageExperiment, TextExperiment
-from nomax.study.engine.publication import Publication
+from nomax.study.engine.publication import Publication, neighbours
 from nomax.study.engine.publish import NO_CLAIM, check_place, note, publish
 from nomax.study.engine.runner import GridReport, parse_seconds, run_grid, shard, unique
 from nomax.study.engine.store import Store
@@ -141,16 +141,20 @@ def run(options: Options) -> int:
         images.check([run for run in mine if isinstance(run, ImageExperiment)], options.probes or ())
         command, name = command_line(options), study.short(options.name)
         out = options.out or (store.place if options.smoke else Path()) / "results" / name
-        before = Publication() if options.fresh or options.smoke else Publication.read(out)
-        if lent := before.lend(store, grid):
-            console.print(f"{lent} runs are taken over from {out}; --fresh does them again.")
+        anew = options.fresh or options.smoke
+        published = {} if anew else {out: Publication.read(out), **neighbours(out)}
+        for folder, each in published.items():
+            if lent := each.lend(store, grid):
+                console.print(f"{lent} runs are taken over from {folder}; --fresh does them again.")
+        before = published.pop(out, Publication())
         if options.plan:
             sources = {
                 "the runs of this plan": store.results([run.key for run in grid]),
                 "earlier runs in the store": store.results(study=name),
                 f"the runs published in {out}": list(before.results.values()),
             }
-            print_plan(module, setup, mine, store, sources, console)
+            elsewhere = [result for each in published.values() for result in each.results.values()]
+            print_plan(module, setup, mine, store, sources, elsewhere, console)
             return 0
         if options.dry_run:
             print_runs(mine, store, _jobs(options), options.retry, console)
@@ -166,6 +170,7 @@ def run(options: Options) -> int:
         return 2
     try:
         store = Store(options.store)
+        before = before.joined(published.values(), grid)
         before.lend(store, grid)
         with Stop() as stop:
             report = run_grid(mine, store, launcher, stop, console, study=name, retry=options.retry, budget=budget)

@@ -192,14 +192,16 @@ def print_plan(
     runs: Sequence[Experiment],
     store: Store,
     sources: Mapping[str, Sequence[Result]],
+    elsewhere: Sequence[Result],
     console: Console,
 ) -> None:
     """Print hours and noise by model, and what the planned seeds can decide about each claim.
 
     sources: finished runs by origin, the best source first; the noise is taken from the first source whose runs repeat
-    a setting, and the times from all of them and the store. Raises a ValueError if no setting was repeated.
+    a setting, and the times from all of them, the store and other studies. Raises a ValueError if no setting was
+    repeated.
     """
-    finished = [*store.results(), *(result for results in sources.values() for result in results)]
+    finished = [*store.results(), *(result for results in (*sources.values(), elsewhere) for result in results)]
     estimate = Estimate({result.key: result for result in finished}.values())
     number = len(setup.seeds)
     origin, results = next(((name, some) for name, some in sources.items() if noise(some)), ("", []))

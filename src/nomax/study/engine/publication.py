@@ -34,6 +34,8 @@ class Publication:
     results: Mapping[str, Result] = field(default_factory=dict)
     curves: Entries = field(default_factory=dict)
     diagnostics: Entries = field(default_factory=dict)
+    lenders: tuple[Mapping[str, Any], ...] = ()
+    """study.json of the other studies whose runs are among these."""
 
     @staticmethod
     def read(folder: Path) -> "Publication":
@@ -41,17 +43,31 @@ class Publication:
         if not (folder / "study.json").is_file():
             return Publication()
         try:
-            results, curves, diagnostics = (_content(folder / f"{name}.json") for name in LISTS)
+            runs, *entries = (_content(folder / f"{name}.json") for name in LISTS)
             about = read_json(folder / "study.json", ADVICE)
-            results = {result.key: result for result in map(Result.from_dict, results) if result.status != "failed"}
-            by_key = [{entry["key"]: entry for entry in entries} for entries in (curves, diagnostics)]
+            results = {result.key: result for result in map(Result.from_dict, runs) if result.status != "failed"}
+            curves, diagnostics = ({entry["key"]: entry for entry in some} for some in entries)
             datetime.fromisoformat(about.get("finished", "2000-01-01"))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             message = (
                 str(error) if ADVICE in str(error) else f"{folder} is not what a study writes: {error!r}. {ADVICE}"
             )
             raise ValueError(message) from None
-        return Publication(about, results, *by_key)
+        return Publication(about, results, curves, diagnostics)
+
+    def joined(self, others: Iterable["Publication"], runs: Iterable[Experiment]) -> "Publication":
+        """Return this with those of the runs that other studies have published; its own come first."""
+        joined, wanted = self, {run.key for run in runs}
+        for other in others:
+            if new := wanted & other.results.keys() - joined.results.keys():
+                joined = Publication(
+                    self.about,
+                    {**joined.results, **{key: other.results[key] for key in new}},
+                    {**joined.curves, **{key: entry for key, entry in other.curves.items() if key in new}},
+                    {**joined.diagnostics, **{key: entry for key, entry in other.diagnostics.items() if key in new}},
+                    (*joined.lenders, other.about),
+                )
+        return joined
 
     def lend(self, store: Store, runs: Iterable[Experiment]) -> int:
         """Lend a store the published results that it lacks; return how many of these runs it got."""
@@ -59,6 +75,12 @@ class Publication:
         lent = {key: self.results[key] for key in sorted(wanted) if store.outcome(key) is None}
         store.published |= lent
         return len(lent)
+
+
+def neighbours(folder: Path) -> dict[Path, Publication]:
+    """Read the results folders beside this one."""
+    places = [file.parent for file in sorted(folder.parent.glob("*/study.json"))]
+    return {place: Publication.read(place) for place in places if place.resolve() != folder.resolve()}
 
 
 def _content(path: Path) -> Any:

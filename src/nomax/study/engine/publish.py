@@ -257,7 +257,7 @@ def _described(figure: "Figure") -> dict[str, Any]:
 
 
 def _story(results: Sequence[Result], store: Store, command: str, before: Publication) -> dict[str, Any]:
-    """Return where and when the runs were done, from their folders; for runs without one, from the old study.json."""
+    """Return where and when the runs were done, from their folders; for runs without one, from what published them."""
     stories, ends, old = [], [], False
     for result in results:
         folder = store.folder(result.key)
@@ -267,9 +267,10 @@ def _story(results: Sequence[Result], store: Store, command: str, before: Public
         ends.append(datetime.fromtimestamp((folder / OUTCOME).stat().st_mtime, UTC))
         if (folder / "run.json").is_file():
             stories.append(json.loads((folder / "run.json").read_text()))
-    if old and {"machine", "versions", "started", "finished"} <= before.about.keys():
-        stories.append(dict(before.about))
-        ends.append(datetime.fromisoformat(before.about["finished"]))
+    for about in (before.about, *before.lenders) if old else ():
+        if {"machine", "versions", "started", "finished"} <= about.keys():
+            stories.append(dict(about))
+            ends.append(datetime.fromisoformat(about["finished"]))
     stories = stories or [facts(command)]
     last = max(stories, key=lambda story: story["started"])
     finished = max(ends, default=datetime.now(UTC))
