@@ -46,9 +46,9 @@ class Options:
     """Run a study: train its grid of models, draw its figures, and judge the paper's claims.
 
     `nomax study list` shows the studies. A run is identified by its complete settings. Runs that are in the store, from
-    any study, or in this study's results folder are not repeated; an interrupted run (Ctrl-C, SIGTERM, even kill -9)
-    resumes where it stopped. Several processes can work on one store. A run that diverges is a result, and counts as
-    chance; one that fails does not count.
+    any study, or in the results folder or one beside it are not repeated; an interrupted run (Ctrl-C, SIGTERM, even
+    kill -9) resumes where it stopped. Several processes can work on one store. A run that diverges is a result, and
+    counts as chance; one that fails does not count.
 
     On several machines, give each --shard i/n and its own store, then use `nomax study merge`; or use --launcher
     submitit on a Slurm cluster. Exit codes: 0 success, 1 a run ended without an outcome (as on a full disk), or all new

@@ -2,6 +2,7 @@
 
     nomax study scaling                  minutes, on the bundled images, one size
     nomax study scaling --setup hour     half an hour on two cores
+    nomax study scaling --setup day      eleven hours of one core; CIFAR-10
 
 Left: accuracy (among the label subset, where the data has one); right: mean 10-shot accuracy on other data. Both
 against the CPU time that the run took. It judges the difference at equal size and seed, and how fast accuracy grows

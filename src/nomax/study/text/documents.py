@@ -4,6 +4,7 @@
     nomax study documents                                                        minutes, two lengths
     nomax study documents --setup hour --lengths 128 512 1024 --seeds 2          an hour and a half on two cores
     nomax study documents --setup hour                                           all lengths, three seeds: five hours
+    nomax study documents --setup day                                            six hours of one core; two lengths
 
 Documents are cut and joined to 128 … 2,048 tokens; every run has as many tokens in a step, and as many steps. In the
 first three quarters of them documents grow to their length, from 128 tokens: models that saw nothing but long ones
@@ -39,6 +40,8 @@ from nomax.study.text.shared import MARGIN, Panel, basis, compare, figure, judge
 TITLE = "Is ReLU attention better for long documents?"
 CLAIMS = ("S-long", "S-distant")
 KIND = "text"
+
+CHANGES = {"day": {"lengths": (128, 512)}}  # where the paper's two are on a par, and where ReLUFormer is ahead
 
 OURS = RELUFORMERS[True, True]
 MEASURES = ("bleu", "rows", "distance")

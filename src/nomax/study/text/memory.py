@@ -3,6 +3,7 @@
     nomax data get bible-en-es
     nomax study memory                  minutes, with fewer slots
     nomax study memory --setup hour     one to two hours on two cores
+    nomax study memory --setup day      six hours of one core; models that translate
 
 Translation models whose attention is softmax and whose feed-forward layers are φ(x·Kᵀ)·V. It judges the loss on the
 test split, and looks into the trained memories: how much they add to the residual stream, how much of their weight the
@@ -26,6 +27,8 @@ from nomax.study.text.shared import MARGIN, Lead, Panel, basis, compare, figure,
 TITLE = "Is a feed-forward layer a memory, and does softmax harm it?"
 CLAIMS = ("S-softmax-ffn", "S-ln", "S-slots", "S-central", "S-variance")
 KIND = "text"
+
+CHANGES = {"day": {"slots": (512, 2048)}}  # a usual number, and one at which the paper's ReLU pulls ahead
 
 RELU, PLAIN, NORMED = "relu", "softmax", "softmax + LN"
 MANY = 2048  # slots; the paper's ReLU is ahead of softmax with LayerNorm at 3,072 and 4,096, and not at fewer

@@ -3,6 +3,7 @@
     nomax data get bible-en-es
     nomax study text-phi                  minutes, with fewer h and α
     nomax study text-phi --setup hour     one to two hours on two cores
+    nomax study text-phi --setup day      five hours of one core
 
 Each h is trained with its weights multiplied by L^-α, where L counts what a token may see; no gain is learned, and
 there are no penalties. It judges where the loss on the test split is lowest. What came out:
@@ -25,6 +26,8 @@ from nomax.study.text.shared import MARGIN, Panel, basis, figure, judged, lead, 
 TITLE = "Does the vision paper's L^-1 carry over to text?"
 CLAIMS = ("Q-text",)
 KIND = "text"
+
+CHANGES = {"day": {"activations": ("relu", "gelu", "identity"), "alphas": (0.0, 0.5, 1.0, 1.5)}}
 
 LEARNED = 2.5  # nats by which softmax must be better than a uniform guess
 NEAR = 0.25  # of 1: the second paper's L^-½ is another answer

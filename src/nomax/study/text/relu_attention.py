@@ -3,6 +3,7 @@
     nomax data get bible-en-es
     nomax study relu-attention                  minutes, with a smaller model
     nomax study relu-attention --setup hour     half an hour on two cores
+    nomax study relu-attention --setup day      four hours of one core; models that translate
 
 Translation models that differ in their attention alone, each kind with the settings that text-rate chose on the
 validation split. It judges the loss and BLEU on the test split, and measures the entropy of results and their zeros in
