@@ -36,9 +36,10 @@ COLUMNS = (
 class Options(harness.ThreadedOptions):
     """Measure a BERT with random weights, converted to relu/L, against the original on PyTorch's fused attention.
 
-    The converted one has a gain and a shift for every head, as calibration gives it. whole: sequences of one length.
-    ragged: sequences of lengths from an eighth of that to all of it, padded. Before anything is timed, a converted
-    model has to compute what the original does, with φ = softmax. Ctrl-C stops it and keeps the measurements so far.
+    The converted one has a gain, a shift and a power of L for every head, as calibration can give it. whole: sequences
+    of one length. ragged: sequences of lengths from an eighth of that to all of it, padded. Before anything is timed,
+    a converted model has to compute what the original does, with φ = softmax. Ctrl-C stops it and keeps the
+    measurements so far.
 
     Writes convert.json (every sample, machine, versions) and convert.md (a table).
     """
@@ -103,13 +104,13 @@ def make_model(options: Options) -> Any:
 
 
 def calibrated(model: Any) -> Any:
-    """Convert a model, and give every head a gain and a shift of sizes that calibration gives."""
+    """Convert a model, and give every head a gain, a shift and a power of L of sizes that calibration gives."""
     convert(model, OURS)
     generator = torch.Generator().manual_seed(2)
     for module in model.modules():
         if isinstance(module, InnerAttention) and module.num_heads is not None:
             gain, shift = torch.randn(2, module.num_heads, generator=generator).exp().unbind()
-            module.learn(gain, shift)
+            module.learn(gain, shift, torch.rand(module.num_heads, generator=generator))
     return model
 
 
@@ -152,8 +153,8 @@ def report(results: Results) -> list[str]:
     text = (
         f"A BERT of {options['layers']} layers and width {options['width']} with random weights, forwards, on "
         f"{render.measured_on(results, 'transformers')}. {render.best_of(results)} Ragged lengths are spread evenly, "
-        "from an eighth of the longest to all of it. Heads have gains and shifts. Attention skips keys that are "
-        "padding; packed: nothing is computed for padding, and packing and unpacking are counted."
+        "from an eighth of the longest to all of it. Heads have gains, shifts and powers of L of their own. Attention "
+        "skips keys that are padding; packed: nothing is computed for padding, and packing and unpacking are counted."
     )
     return [text, render.markdown_table(COLUMNS, _rows(results.cases))]
 
