@@ -44,13 +44,13 @@ class Check:
         """Compare tensors by name with float64's: our error may be twice that of plain PyTorch in the same precision.
 
         Errors are root mean squares: the largest one of a model is chance, as where a score next to zero falls on the
-        other side of ReLU. Where the plain result happens to be exact, `roundings` roundings are allowed. Tensors may
-        be compared in parts, with one call for each.
+        other side of ReLU. Where the plain result happens to be exact, `roundings` roundings of the largest value are
+        allowed. Tensors may be compared in parts, with one call for each.
         """
         precision = roundings * torch.finfo(getattr(torch, self.dtype)).eps
         for name, tensor in exact.items():
             mine_off, plain_off = (_size(tensors[name] - tensor) for tensors in (mine, plain))
-            self.bound(name, mine_off, max(2 * plain_off, precision * _size(tensor)))
+            self.bound(name, mine_off, max(2 * plain_off, precision * float(tensor.abs().max())))
 
     def bound(self, name: str, error: float, allowed: float) -> None:
         """Record an error and the largest allowed."""

@@ -185,7 +185,8 @@ class Layer(nn.Module):
         if self.source_attention is not None and self.source_norm is not None and source is not None:
             attention = self.source_attention
             x = self._add(x, self.source_norm, lambda y: tally(attention, y, source))
-        return self._add(x, self.memory_norm, lambda y: tally.look_up(self.memory, y, own)), tally.found
+        split = self.attention.split
+        return self._add(x, self.memory_norm, lambda y: tally.look_up(self.memory, y, own, split)), tally.found
 
     def _add(self, x: Tensor, norm: nn.Module, part: Callable[[Tensor], Tensor]) -> Tensor:
         if self.post:

@@ -354,7 +354,7 @@ class Attention(nn.Module):
         if factor is not None:
             out = (out * factor.unsqueeze(-1)).to(out.dtype)
             rows = None if rows is None else _scaled_rows(rows, factor)
-        return out, rows if rows is None or self.split is None else self.split.whole(rows)
+        return out, rows if rows is None or self.split is None else Rows(*map(self.split.whole, rows))
 
 
 def _scaled_rows(rows: Rows, factor: Tensor) -> Rows:

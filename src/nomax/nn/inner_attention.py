@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from nomax.nn.layers import LayerNorm
 from nomax.ops import length
 from nomax.ops.api import attention, attention_by_head, varlen_attention
-from nomax.ops.problem import Rows
 from nomax.phi import ROW_MAPS, SOFTMAX, Phi
 
 LEARNED = ("gain", "shift", "alpha", "query_norm", "key_norm")  # what an InnerAttention may have besides φ
@@ -30,8 +29,8 @@ class SplitAttention(Protocol):
     def rotation(self, dimension: int, like: Tensor) -> tuple[Tensor, ...]:
         """Return cosines and sines of the angles of this process's positions, as `nn.layers.angles` does."""
 
-    def whole(self, rows: Rows) -> Rows:
-        """Return the rows of all processes, in the order of the sequence."""
+    def whole(self, numbers: Tensor) -> Tensor:
+        """Return the numbers of each query, [..., Lq], of all processes, in the order of the sequence."""
 
 
 class InnerAttention(nn.Module):

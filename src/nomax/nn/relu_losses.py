@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nomax.nn.attention import Attention, KeyValueCache
+from nomax.nn.inner_attention import SplitAttention
 from nomax.nn.memory import Memory
 from nomax.ops.problem import Rows
 
@@ -107,12 +108,13 @@ class Tally:
         self.found[0].append(penalties(rows, view.visible, self.margin, by_sequence=self.rows == "sequences"))
         return out
 
-    def look_up(self, memory: Memory, x: Tensor, view: View) -> Tensor:
-        """Call a memory with tokens x [B, L, dim]; the view is that of their own attention."""
+    def look_up(self, memory: Memory, x: Tensor, view: View, split: SplitAttention | None = None) -> Tensor:
+        """Call a memory with tokens x [B, L, dim]; the view is that of their own attention, and how it is split."""
         if not self.memories or view.visible is None:
             plain: Tensor = memory(x)
             return plain
         out, sizes = memory(x, return_l1=True)
+        sizes = sizes if split is None else split.whole(sizes)
         seen = (view.visible.flatten(1) > 0).expand(sizes.shape)  # no padding
         self.found[1].append(_mean(sizes, seen, by_sequence=self.memories == "sequences"))
         return out

@@ -9,7 +9,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from nomax.models import ReLUFormer, ViT
 from nomax.nn.layers import angles
-from nomax.ops.problem import Rows
 from nomax.parallel.api import ScheduleName, attention, gather
 from nomax.parallel.layout import Layout
 from nomax.parallel.ranks import Ranks
@@ -159,5 +158,5 @@ class SplitSelfOrCross:
         both = angles(0, layout.length, dimension, like)
         return tuple(layout.local(each, self.queries.ranks.rank, 0) for each in both)
 
-    def whole(self, rows: Rows) -> Rows:
-        return Rows(*(gather(each, self.queries.ranks.mesh, 2, self.queries.layout) for each in rows))
+    def whole(self, numbers: Tensor) -> Tensor:
+        return gather(numbers, self.queries.ranks.mesh, numbers.dim() - 1, self.queries.layout)

@@ -7,8 +7,8 @@
 namespace nomax {
 namespace NOMAX_ISA {
 
-constexpr int64_t AHEAD = 8;           // values between the one that is read and the one that is asked for
-constexpr int64_t KEYS_AHEAD = 2 * W;
+constexpr int64_t AHEAD = 16;          // values between the one that is read and the one that is asked for
+constexpr int64_t KEYS_AHEAD = 6 * W;
 // Percent of weights that are not zero, below which the others' values are skipped.
 template <class Element> constexpr int64_t SPARSE = Element::each == 1 ? 70 : 38;
 constexpr uint32_t EVERY = 0xffffffffu, LOW = 0xffffu;
@@ -135,6 +135,7 @@ NOMAX_INLINE int64_t list_nonzero(int rows, const Element* weights, int64_t stri
 struct ValueRows {
   const Source* from;
   int64_t first, count;
+  int64_t later = 0;                   // how many the blocks that follow have
 
   template <class Number> const Number* row(int64_t key) const {
     return static_cast<const Number*>(from->data) + from->place(first + key);
@@ -213,8 +214,9 @@ NOMAX_INLINE void add_value_tile(const Weighed<Element>& block, int64_t column, 
       add(block.list[i], any_of(R, block.weights + block.list[i], block.stride));
   } else {
     const int64_t whole = block.values.count / Element::each;
+    const int64_t askable = (block.values.count + block.values.later) / Element::each;
     for (int64_t t = 0; t < whole; t++) {
-      if (column == 0 && t + AHEAD < whole) ask_for_values<Stored>(block.values, Element{}, t + AHEAD, EVERY, block.width);
+      if (column == 0 && t + AHEAD < askable) ask_for_values<Stored>(block.values, Element{}, t + AHEAD, EVERY, block.width);
       add(t, EVERY);
     }
     if (whole * Element::each < block.values.count) add(whole, LOW);

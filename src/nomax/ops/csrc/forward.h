@@ -241,7 +241,7 @@ template <class Element> static bool try_forward(const Problem& p, const Task& t
       else if (listed) {
         int32_t* list = memory.list + slot * (KEY_BLOCK + W);
         const int64_t kept = list_nonzero(count, weights, weights_stride, elements<Element>(seen), list);
-        const Weighed<Element> now{count, weights, weights_stride, {&value_source, k, seen}, width,
+        const Weighed<Element> now{count, weights, weights_stride, {&value_source, k, seen, reach - k - seen}, width,
                                    kept < 0 ? nullptr : list, kept};
         ask_for_listed(now);
         add_values(before, memory.sums);
