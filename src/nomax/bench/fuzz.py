@@ -285,9 +285,9 @@ def compare(case: Case, results: dict[str, Tensor], expectation: Expectation, pa
         if name in expectation.reached:
             reached = expectation.reached[name].expand(ratio.shape)
             ratio = ratio.masked_fill(reached, 0)
-            # What a NaN reaches forwards is NaN; backwards a slope of zero may stop it.
+            # A score that is NaN shows forwards; a weight of zero may hide a value, and a slope of zero a gradient.
             if name == "out" and case.kinds["not finite"] == "NaN":
-                ratio = ratio.masked_fill(reached & ~results[name].isnan(), exact.HOPELESS)
+                ratio = ratio.masked_fill(expectation.reached["scores"] & ~results[name].isnan(), exact.HOPELESS)
         ratios[name] = ratio
     return ratios
 
@@ -392,6 +392,7 @@ def _reached(case: Case, seen: Tensor, coins: Tensor) -> dict[str, Tensor]:
         return (where.double() @ what.double()) > 0
 
     reached = {
+        "scores": (scores & stays).any(-1, keepdim=True),
         "out": (scores & stays).any(-1, keepdim=True) | meets(seen, value),
         "sum": scores.any(-1),
         "entropy": scores.any(-1),
