@@ -10,7 +10,7 @@ namespace NOMAX_ISA {
 constexpr int64_t AHEAD = 16;          // values between the one that is read and the one that is asked for
 constexpr int64_t KEYS_AHEAD = 6 * W;
 // Percent of weights that are not zero, below which the others' values are skipped.
-template <class Element> constexpr int64_t SPARSE = Element::each == 1 ? 70 : 38;
+template <class Element> NOMAX_INLINE int64_t sparse(int rows) { return Element::each == 1 ? 70 : rows == 1 ? 38 : 28; }
 constexpr uint32_t EVERY = 0xffffffffu, LOW = 0xffffu;
 constexpr int64_t MOST_WIDE = 1024;    // numbers of a value that is read where it lies
 alignas(64) constexpr uint16_t NOTHING[MOST_WIDE] = {};
@@ -128,7 +128,7 @@ NOMAX_INLINE int64_t list_nonzero(int rows, const Element* weights, int64_t stri
     kept += low | high;
     numbers += low + high;
   }
-  return numbers * 100 < count * Element::each * SPARSE<Element> ? kept : -1;
+  return numbers * 100 < count * Element::each * sparse<Element>(rows) ? kept : -1;
 }
 
 // Where the values of a block of keys lie.
