@@ -40,17 +40,21 @@ class Check:
     def _wrong(self) -> list[str]:
         return [name for name in self.error if not self.error[name] <= self.allowed[name]]
 
-    def compare(self, mine: Tensors, plain: Tensors, exact: Tensors, *, roundings: int = 1) -> None:
+    def compare(
+        self, mine: Tensors, plain: Tensors, exact: Tensors, *, roundings: int = 1, largest: bool = True
+    ) -> None:
         """Compare tensors by name with float64's: our error may be twice that of plain PyTorch in the same precision.
 
-        Errors are root mean squares: the largest one of a model is chance, as where a score next to zero falls on the
-        other side of ReLU. Where the plain result happens to be exact, `roundings` roundings of the largest value are
-        allowed. Tensors may be compared in parts, with one call for each.
+        Where the plain result happens to be exact, `roundings` roundings of the value are allowed. Tensors may be
+        compared in parts, with one call for each.
+        largest: of errors and values the largest; else root mean squares, for deep models, whose largest error is
+            chance where a score next to zero falls on the other side of ReLU.
         """
         precision = roundings * torch.finfo(getattr(torch, self.dtype)).eps
+        size = _largest if largest else _root_mean_square
         for name, tensor in exact.items():
-            mine_off, plain_off = (_size(tensors[name] - tensor) for tensors in (mine, plain))
-            self.bound(name, mine_off, max(2 * plain_off, precision * float(tensor.abs().max())))
+            mine_off, plain_off = (size(tensors[name] - tensor) for tensors in (mine, plain))
+            self.bound(name, mine_off, max(2 * plain_off, precision * size(tensor)))
 
     def bound(self, name: str, error: float, allowed: float) -> None:
         """Record an error and the largest allowed."""
@@ -69,8 +73,11 @@ class Check:
         return f"{self.shape}, {self.dtype}, {self.name}: {self.reason()}"
 
 
-def _size(tensor: Tensor) -> float:
-    """Return the root mean square."""
+def _largest(tensor: Tensor) -> float:
+    return float(tensor.abs().max())
+
+
+def _root_mean_square(tensor: Tensor) -> float:
     return float(tensor.double().square().mean().sqrt())
 
 
