@@ -271,7 +271,12 @@ def expected(case: Case) -> Expectation:
     for name in ("sum", "entropy"):
         if name in wanted:
             wanted[name] = _each(wanted[name], lambda x: x.squeeze(-1))
-    return Expectation(wanted, _reached(case, seen, coins) if case.poison else {})
+    if not case.poison:
+        return Expectation(wanted, {})
+    sizes = query.abs() @ problem.key.abs().mT * abs(problem.scale) + bias.abs() + shift.abs()
+    plain_scores = query @ problem.key.mT * problem.scale + bias + shift
+    positive = (plain_scores > 0.01 * sizes) & (plain_scores > 1e-6)  # also as rounded: no h of these is zero
+    return Expectation(wanted, _reached(case, seen, coins, positive))
 
 
 def compare(case: Case, results: dict[str, Tensor], expectation: Expectation, pairs: bool) -> dict[str, Tensor]:
@@ -285,9 +290,9 @@ def compare(case: Case, results: dict[str, Tensor], expectation: Expectation, pa
         if name in expectation.reached:
             reached = expectation.reached[name].expand(ratio.shape)
             ratio = ratio.masked_fill(reached, 0)
-            # A score that is NaN shows forwards; a weight of zero may hide a value, and a slope of zero a gradient.
+            # A NaN shows forwards where no weight of zero may hide it; backwards a slope of zero may stop it.
             if name == "out" and case.kinds["not finite"] == "NaN":
-                ratio = ratio.masked_fill(expectation.reached["scores"] & ~results[name].isnan(), exact.HOPELESS)
+                ratio = ratio.masked_fill(expectation.reached["shown"] & ~results[name].isnan(), exact.HOPELESS)
         ratios[name] = ratio
     return ratios
 
@@ -370,8 +375,11 @@ def _sum_to(x: Tensor, shape: torch.Size) -> Tensor:
     return x.sum([d for d in range(4) if shape[d] == 1], keepdim=True) if 1 in shape else x
 
 
-def _reached(case: Case, seen: Tensor, coins: Tensor) -> dict[str, Tensor]:
-    """Find the results that depend on a non-finite number."""
+def _reached(case: Case, seen: Tensor, coins: Tensor, positive: Tensor) -> dict[str, Tensor]:
+    """Find the results that depend on a non-finite number; "shown" are outputs that cannot but show it.
+
+    positive: where a score is, beyond doubt.
+    """
 
     def strange(name: str) -> Tensor:
         x = case.poison.get(name)
@@ -392,7 +400,7 @@ def _reached(case: Case, seen: Tensor, coins: Tensor) -> dict[str, Tensor]:
         return (where.double() @ what.double()) > 0
 
     reached = {
-        "scores": (scores & stays).any(-1, keepdim=True),
+        "shown": (scores & stays).any(-1, keepdim=True) | meets(seen & stays & positive, value),
         "out": (scores & stays).any(-1, keepdim=True) | meets(seen, value),
         "sum": scores.any(-1),
         "entropy": scores.any(-1),
