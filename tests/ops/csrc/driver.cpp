@@ -334,7 +334,7 @@ std::string check_look_up(Type type, bool gated, int64_t tokens, int64_t dim) {
   Tensor tx(x, type, Layout::contiguous), tk(keys, type, Layout::contiguous), tg(gates, type, Layout::contiguous);
   Tensor tv(values, type, Layout::contiguous), out(x.shape, Type::float32, Layout::contiguous);
   const LookUp l{tx.memory.data(), gated ? tg.memory.data() : nullptr, tk.memory.data(), tv.memory.data(), type, tokens,
-                 dim, FIRST, Activation::relu, float(SHIFT)};
+                 dim, Activation::relu, float(SHIFT)};
   const int64_t stride = 2 * kernel.width((dim + 1) / 2), bytes = kernel.look_up_bytes(l);
   std::vector<float> partial(size_t(2 * tokens * stride), NAN);
   for (const bool second : {false, true}) {

@@ -103,11 +103,12 @@ template <class Element> NOMAX_INLINE uint32_t any_of(int rows, const Element* w
   return any;
 }
 
-// Lists the elements of the weights that are not zero in every row, and returns how many there are; -1 if so few numbers
-// are zero that reading all values in their order is faster. The weights have room for whole vectors, and so has the list.
+// Lists the elements of the weights that are not zero in every row, counts the numbers in them that are not, and returns
+// how many it lists. The list has room for whole vectors.
 template <class Element>
-NOMAX_INLINE int64_t list_nonzero(int rows, const Element* weights, int64_t stride, int64_t count, int32_t* list) {
-  int64_t kept = 0, numbers = 0, t = 0;
+NOMAX_INLINE int64_t list_any(int rows, const Element* weights, int64_t stride, int64_t count, int32_t* list,
+                              int64_t& numbers) {
+  int64_t kept = 0, t = 0;
 #if defined(__AVX512F__)
   for (; t + W <= count; t += W) {
     __m512i any = _mm512_setzero_si512();
@@ -128,6 +129,14 @@ NOMAX_INLINE int64_t list_nonzero(int rows, const Element* weights, int64_t stri
     kept += low | high;
     numbers += low + high;
   }
+  return kept;
+}
+
+// The same, but -1 if so few numbers are zero that reading all values in their order is faster.
+template <class Element>
+NOMAX_INLINE int64_t list_nonzero(int rows, const Element* weights, int64_t stride, int64_t count, int32_t* list) {
+  int64_t numbers = 0;
+  const int64_t kept = list_any(rows, weights, stride, count, list, numbers);
   return numbers * 100 < count * Element::each * sparse<Element>(rows) ? kept : -1;
 }
 

@@ -12,8 +12,7 @@
 namespace nomax {
 namespace NOMAX_ISA {
 
-// bfloat16 in pairs where the CPU multiplies pairs; elsewhere it is computed as float32.
-#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) || defined(NOMAX_EMULATE)
+#if defined(NOMAX_MULTIPLIES_PAIRS)
 #define NOMAX_BY_TYPE(name, p, ...) (p.query.type == Type::bfloat16 ? name<Pair>(__VA_ARGS__) : name<Float>(__VA_ARGS__))
 #else
 #define NOMAX_BY_TYPE(name, p, ...) name<Float>(__VA_ARGS__)

@@ -8,7 +8,7 @@ namespace {
 
 // In float32. Which slots make a task never depends on the number of threads.
 Tensor look_up(Tensor x, Optional gates, Tensor keys, Tensor values, int64_t activation, double shift) {
-  constexpr int64_t PIECE = 1 << 18, LONGEST = 128;      // numbers of a matrix that a task reads; terms of a running sum
+  constexpr int64_t PIECE = 1 << 18, FEWEST = 16, UNIT = 128;      // numbers of a matrix in a task; tasks, if there are slots
   STD_TORCH_CHECK(x.is_cpu() && x.dim() == 2 && x.is_contiguous() && x.size(0) >= 1 && x.size(0) <= MOST_TOKENS,
                   "nomax: look_up takes 1 to 6 contiguous rows on the CPU");
   const Type type = type_of(x, "x");
@@ -19,10 +19,11 @@ Tensor look_up(Tensor x, Optional gates, Tensor keys, Tensor values, int64_t act
                     "nomax: the rows of gates, keys and values do not fit x");
   STD_TORCH_CHECK(activation >= 0 && activation <= int64_t(Activation::cube), "nomax: unknown activation ", activation);
   const int64_t tokens = x.size(0), dim = x.size(1), slots = keys.size(0);
-  const int64_t piece = std::clamp(PIECE / std::max(dim, int64_t(1)) / 64 * 64, int64_t(64), LONGEST);
+  const int64_t most = std::min(PIECE / std::max(dim, int64_t(1)), slots / FEWEST);
+  const int64_t piece = std::max(most / UNIT, int64_t(1)) * UNIT;
   const Kernel& k = kernel();
   const LookUp l{x.data_ptr(), gates ? gates->data_ptr() : nullptr, keys.data_ptr(), values.data_ptr(), type, tokens, dim,
-                 std::min(piece, slots), Activation(activation), float(shift)};
+                 Activation(activation), float(shift)};
   const int64_t stride = 2 * k.width(pieces(dim, 2));      // round_up(dim, SPAN)
   Tensor out = empty("the result of look_up", {tokens, dim}, {0, 1}, ScalarType::Float);
   Memory partial = allocate("the sums of slots", product(pieces(slots, piece), tokens * stride * int64_t(sizeof(float))));

@@ -123,7 +123,7 @@ constexpr int64_t MOST_TOKENS = 6;
 struct LookUp {
   const void *x, *gates, *keys, *values;      // [tokens], and [slots] each; gates: or null, and then h is of the keys
   Type type;                   // float32 or bfloat16
-  int64_t tokens, dim, piece;  // piece: the most slots of a task
+  int64_t tokens, dim;
   Activation activation;
   float shift;
 };

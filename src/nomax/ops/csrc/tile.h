@@ -14,7 +14,7 @@
 namespace nomax {
 namespace NOMAX_ISA {
 
-NOMAX_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+NOMAX_INLINE constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 NOMAX_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 NOMAX_INLINE int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
@@ -36,18 +36,19 @@ struct Pair {
 
 NOMAX_INLINE void multiply_add(Vec& sum, Float a, Vec b) { sum += all(a.x) * b; }
 
-NOMAX_INLINE void multiply_add(Vec& sum, Pair a, Vec b) {
+// Pairs of bfloat16 in every lane: both products of a pair are added to its lane.
+NOMAX_INLINE void multiply_pairs(Vec& sum, Vec a, Vec b) {
 #if defined(__AVX512BF16__)
-  sum = (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(int(a.x)), (__m512bh)b);
+  sum = (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-  const bfloat16x8_t x = vreinterpretq_bf16_u32(vdupq_n_u32(a.x)), y = vreinterpretq_bf16_f32((float32x4_t)b);
-  sum = (Vec)vbfdotq_f32((float32x4_t)sum, x, y);
+  sum = (Vec)vbfdotq_f32((float32x4_t)sum, vreinterpretq_bf16_f32((float32x4_t)a), vreinterpretq_bf16_f32((float32x4_t)b));
 #else
-  Bits y = (Bits)b;
-  sum += all(__builtin_bit_cast(float, a.x & 0xffff0000u)) * (Vec)(y & 0xffff0000u);
-  sum += all(__builtin_bit_cast(float, a.x << 16)) * (Vec)(y << 16);
+  sum += (Vec)((Bits)a & 0xffff0000u) * (Vec)((Bits)b & 0xffff0000u);
+  sum += (Vec)((Bits)a << 16) * (Vec)((Bits)b << 16);
 #endif
 }
+
+NOMAX_INLINE void multiply_add(Vec& sum, Pair a, Vec b) { multiply_pairs(sum, (Vec)(Bits{} + a.x), b); }
 
 template <class Element> NOMAX_INLINE void multiply_add(Vec& sum, Element a, const Element* b) {
   multiply_add(sum, a, load(reinterpret_cast<const float*>(b)));

@@ -11,6 +11,11 @@
 
 #define NOMAX_INLINE static inline __attribute__((always_inline))
 
+// bfloat16 in pairs where the CPU multiplies pairs; elsewhere it is computed as float32.
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) || defined(NOMAX_EMULATE)
+#define NOMAX_MULTIPLIES_PAIRS
+#endif
+
 namespace nomax {
 namespace NOMAX_ISA {
 
