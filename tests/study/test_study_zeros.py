@@ -96,7 +96,7 @@ def test_kinds_differ_in_their_attention_and_its_penalty_alone() -> None:
         assert all(settings == plain[0] for settings in plain)
 
 
-@pytest.mark.parametrize("name", ["default", "hour", "smoke"])
+@pytest.mark.parametrize("name", ["default", "hour", "day", "smoke"])
 def test_the_named_setups_give_runs_that_can_start(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     small = data.load("fashion-mnist-small", "train")
     monkeypatch.setattr(images, "source", lambda _: small)  # which has the size of those that must be fetched
