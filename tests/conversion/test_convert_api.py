@@ -61,6 +61,12 @@ def test_a_choice_that_is_none_is_an_error() -> None:
         nomax.convert(model, layers="encoder.*")
     with pytest.raises(ValueError, match="there is no layer 7; the model has 2"):
         nomax.convert(model, layers=7)
+    for empty in ([], ()):
+        with pytest.raises(ValueError, match="layers is empty"):
+            nomax.convert(model, layers=empty)
+    for wrong in (True, [None]):
+        with pytest.raises(TypeError, match="must be indices or patterns of names"):
+            nomax.convert(model, layers=wrong)  # type: ignore[arg-type]
     assert phis(model) == [None, None]
 
 

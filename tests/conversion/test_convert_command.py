@@ -123,6 +123,12 @@ def test_a_folder_that_cannot_be_converted(
         ({"model_args": {"checkpoint_path": "other.pth"}}, "may not have checkpoint_path"),
         ({"nomax": []}, "must be an object"),
         ({"nomax": {"version": "0.1.0", "layers": {"x": {"head_dim": 10**12}}, "left": []}}, "the layer 'x'"),
+        ({"nomax": {"version": "0.1.0", "layers": ["x"], "left": []}}, "what stands under 'layers'"),
+        ({"nomax": {"version": "0.1.0", "layers": {}, "left": []}}, "what stands under 'layers'"),
+        ({"nomax": {"version": "0.1.0", "layers": {"x": {}}, "left": None}}, "what stands under 'left'"),
+        ({"nomax": {"version": "0.1.0", "layers": {"x": {}}, "left": [1]}}, "what stands under 'left'"),
+        ({"nomax": {"version": None, "layers": {"x": {}}, "left": []}}, "the version None"),
+        ({"nomax": {"version": "99.0", "layers": {"x": {}}, "left": []}}, "install a newer nomax"),
     ],
 )
 def test_a_config_cannot_reach_beyond_its_folder(

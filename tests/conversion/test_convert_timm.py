@@ -1,5 +1,6 @@
 """timm: class swap and attn_layer, its options kept, and checkpoints of either kind in the other."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -104,13 +105,43 @@ def test_a_folder_is_timms_own_layout_but_not_loaded_as_softmax(tmp_path: Path) 
     nomax.save_pretrained(model, tmp_path)
     code = f"import nomax._compat as c; c.timm().create_model('local-dir:{tmp_path}')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "attn_layer" in done.stderr
+    assert "Unknown model (nomax_from_pretrained)" in done.stderr
     other = _compat.timm().create_model("vit_tiny_patch16_224", **VIT)
     with pytest.raises(ValueError, match=r"Pass settings="):
         nomax.save_pretrained(other, tmp_path / "other")
     nomax.save_pretrained(other, tmp_path / "softmax", VIT)
     with pytest.raises(ValueError, match=r"softmax still.*nomax convert"):
         nomax.from_pretrained(tmp_path / "softmax")
+
+
+def test_a_folder_of_a_model_that_takes_any_attn_layer_is_not_loaded_as_softmax_either(tmp_path: Path) -> None:
+    """Blocks that compute attention and MLP in parallel have no use for attn_layer, and do not look at it."""
+    model = stirred(nomax.timm_model("vit_base_patch16_xp_224", **VIT)).eval()
+    nomax.convert(model, "relu/L")
+    nomax.save_pretrained(model, tmp_path)
+    with pytest.raises(RuntimeError, match="Unknown model"):
+        _compat.timm().create_model(f"local-dir:{tmp_path}")
+    with torch.no_grad():
+        assert torch.equal(nomax.from_pretrained(tmp_path)(IMAGES), model(IMAGES))
+
+
+def test_an_attn_layer_of_timms_is_kept_in_the_folder(tmp_path: Path) -> None:
+    model = made(attn_layer="diff", phi="relu/L")
+    nomax.save_pretrained(model, tmp_path)
+    with torch.no_grad():
+        assert torch.equal(nomax.from_pretrained(tmp_path)(IMAGES), model(IMAGES))
+
+
+def test_a_folder_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """Its config asked for an attn_layer that timm does not have."""
+    model = made(phi="relu/L")
+    nomax.save_pretrained(model, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["architecture"] = config["nomax"].pop("architecture")
+    config["model_args"]["attn_layer"] = "nomax"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with torch.no_grad():
+        assert torch.equal(nomax.from_pretrained(tmp_path)(IMAGES), model(IMAGES))
 
 
 @pytest.mark.slow

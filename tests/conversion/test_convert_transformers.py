@@ -1,5 +1,6 @@
 """transformers: masks, caches, generation, training, pipelines, compilation, and what is on the disk."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from zoo import TEXT, TRANSFORMERS, words
+from zoo import DECODER, TEXT, TRANSFORMERS, Entry, stirred, words
 
 import nomax
 from nomax import _compat
@@ -102,6 +103,84 @@ def test_packed_sequences_with_a_sliding_window_are_refused() -> None:
     model = converted("MistralForCausalLM")
     with pytest.raises(ValueError, match="without a sliding window"):
         model(**nomax.conversion.pack(words(2, 9), torch.arange(9) < torch.tensor([[9], [6]])))
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        (Entry("NemotronForCausalLM", "NemotronConfig", DECODER), "keep packed sequences apart"),
+        (
+            Entry("Lfm2ForCausalLM", "Lfm2Config", {**DECODER, "layer_types": ["conv", "full_attention"]}),
+            "keep packed sequences apart",
+        ),
+        (Entry("MobileBertModel", "MobileBertConfig", TEXT), "keep packed sequences apart"),
+        (
+            Entry("Llama4ForCausalLM", "Llama4TextConfig", {**DECODER, "attention_chunk_size": 5}),
+            "says more than their bounds",
+        ),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_a_model_that_mixes_packed_sequences_is_refused(entry: Entry, reason: str) -> None:
+    model = entry.model()
+    nomax.convert(model, "relu/L")
+    packed = nomax.conversion.pack(words(2, 9), torch.arange(9) < torch.tensor([[9], [6]]))
+    for _ in range(2):  # the first refusal does not let the second call through
+        with pytest.raises(ValueError, match=reason):
+            model(**packed)
+
+
+def test_the_proof_that_sequences_stay_apart_leaves_no_trace() -> None:
+    model = converted("BertModel").train()
+    ids, mask = words(2, 9), torch.arange(9) < torch.tensor([[9], [6]])
+    before = torch.get_rng_state()
+    model.eval()(**nomax.conversion.pack(ids, mask))
+    assert torch.equal(torch.get_rng_state(), before)
+    copied = copy.deepcopy(model)
+    nomax.revert(copied)
+    hooks = [len(m._forward_pre_hooks) for m in (model, copied)]
+    assert hooks == [1, 0]
+
+
+def test_an_encoder_that_does_not_say_so_is_not_causal(tmp_path: Path) -> None:
+    """Splinter's modules have no is_causal, and its mask is None where nothing is padding."""
+    model = Entry("SplinterModel", "SplinterConfig", {**TEXT, "max_position_embeddings": 64}).model()
+    ids, mask = words(2, 9), torch.ones(2, 9, dtype=torch.long)
+    mask[1, 6:] = 0
+    with torch.no_grad():
+        before = model(ids)[0]
+        for inputs in (None, {"input_ids": ids, "attention_mask": mask}):
+            nomax.convert(model, "softmax", inputs=inputs)
+            torch.testing.assert_close(model(ids)[0], before, rtol=1e-5, atol=1e-5)
+            nomax.save_pretrained(model, tmp_path)
+            torch.testing.assert_close(nomax.from_pretrained(tmp_path)(ids)[0], before, rtol=1e-5, atol=1e-5)
+            nomax.revert(model)
+            assert torch.equal(model(ids)[0], before)
+
+
+def test_a_model_with_classes_of_attention_of_its_own_is_loaded_again(tmp_path: Path) -> None:
+    """SAM looks up the implementation in a table when it is made, which does not have ours."""
+    transformers = _compat.transformers()
+    sides = {"hidden_size": 16, "image_size": 32, "patch_size": 8}
+    config = transformers.SamConfig(
+        vision_config={
+            **sides, "output_channels": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "window_size": 2,
+            "global_attn_indexes": [1], "mlp_dim": 48, "num_pos_feats": 8,
+        },
+        prompt_encoder_config={**sides, "mask_input_channels": 4},
+        mask_decoder_config={
+            "hidden_size": 16, "mlp_dim": 32, "num_attention_heads": 2, "iou_head_hidden_dim": 16,
+            "num_hidden_layers": 1,
+        },
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = stirred(transformers.SamModel(config).eval())
+    inputs = {"pixel_values": torch.randn(1, 3, 32, 32), "input_points": torch.rand(1, 1, 2, 2) * 32}
+    report = nomax.convert(model, "relu/L", inputs=inputs)
+    assert {layer.kind for layer in report.converted} == {"sdpa", "interface"}
+    nomax.save_pretrained(model, tmp_path)
+    with torch.no_grad():
+        torch.testing.assert_close(nomax.from_pretrained(tmp_path)(**inputs).pred_masks, model(**inputs).pred_masks)
 
 
 def test_a_sliding_window_hides_what_is_behind_it() -> None:

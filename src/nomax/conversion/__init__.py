@@ -2,9 +2,9 @@
 
 from nomax.conversion.api import convert, revert
 from nomax.conversion.folders import from_pretrained, save_pretrained
+from nomax.conversion.packing import pack, unpack
 from nomax.conversion.report import ConversionError, Layer, Report
 from nomax.conversion.timm import attn_layer, timm_model
-from nomax.conversion.transformers import pack, unpack
 
 __all__ = [
     "ConversionError",

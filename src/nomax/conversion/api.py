@@ -187,14 +187,27 @@ def _discover(model: nn.Module, inputs: Inputs, undo: Undo) -> Sites:
     return best[1]
 
 
-def _watched(model: nn.Module, inputs: Inputs, original: list[Tensor] | None) -> Sites:
-    """Return the attention that a forward pass reaches, and compare its output with the original one."""
+def _watch(
+    model: nn.Module, inputs: Inputs, *, observing: bool = False, causal: dict[nn.Module, bool] | None = None
+) -> tuple[Watch, list[Tensor]]:
+    """Watch a forward pass, and return what it gave."""
     watch = transformers.watch = Watch(model)
+    watch.observing, watch.causal = observing, causal or {}
     try:
         with watch.watching():
-            out = _forward(model, inputs)
+            return watch, _forward(model, inputs)
     finally:
         transformers.watch = None
+
+
+def _watched(model: nn.Module, inputs: Inputs, original: list[Tensor] | None) -> Sites:
+    """Return the attention that a forward pass reaches, and compare its output with the original one."""
+    watch, out = _watch(model, inputs)
+    new = [site.module for site in watch.sites if site.kind == "interface" and site.phi == "softmax"]
+    if any(not hasattr(module, "is_causal") for module in new):
+        # Whether these are causal where they get no mask, the masks tell that they could get.
+        causal = _watch(model, inputs, observing=True)[0].causal
+        watch, out = _watch(model, inputs, causal={x: causal[x] for x in causal if not hasattr(x, "is_causal")})
     sites = watch.sites
     sites.unreached = watch.unreached()
     for before, after in zip(original or [], out if original else [], strict=True):
@@ -221,7 +234,12 @@ def _select(model: nn.Module, sites: Sites, layers: Layers | None) -> tuple[list
     if layers is None:
         return every, []
     chosen: set[str] = set()
-    for wish in [layers] if isinstance(layers, int | str) else layers:
+    wishes = [layers] if isinstance(layers, int | str) else list(layers)
+    if not wishes:
+        raise ValueError("layers is empty, so nothing would be converted. None stands for all layers.")
+    if wrong := [wish for wish in wishes if isinstance(wish, bool) or not isinstance(wish, int | str)]:
+        raise TypeError(f"layers={layers!r} must be indices or patterns of names; {wrong[0]!r} is neither.")
+    for wish in wishes:
         if isinstance(wish, int):
             if not -len(every) <= wish < len(every):
                 raise ValueError(f"layers: there is no layer {wish}; the model has {len(every)}, counted from 0.")
@@ -259,7 +277,7 @@ def _check_sites(model: nn.Module, chosen: list[Site], sites: Sites, phi: Phi) -
         raise ConversionError(
             f"{len(refused)} of {len(chosen)} attention layers of this {type(model).__name__} cannot be converted to "
             f"{phi}, so they would go on as they are:\n  " + "\n  ".join(lines)
-            + (f"\nlayers=… converts the other {possible} alone." if possible else "")
+            + (f"\nlayers=… converts the other {possible} alone." if possible and not sites.problem else "")
         )  # fmt: skip
     if sites.problem:
         raise ConversionError(f"this {type(model).__name__} cannot be converted: {sites.problem}.")

@@ -8,7 +8,7 @@ from typing import Any, cast
 from torch import nn
 
 from nomax import __version__
-from nomax.conversion import multihead, swapped, transformers
+from nomax.conversion import multihead, packing, swapped, transformers
 from nomax.conversion.discovery import Site, kind_of_converted
 from nomax.conversion.own import PER_HEAD
 from nomax.conversion.report import ConversionError
@@ -40,6 +40,8 @@ class Undo:
 
     def __call__(self) -> None:
         for owner, name, value in reversed(self.steps):
+            if name == packing.HOOK:
+                getattr(owner, name).remove()
             if name == "inner_attention" and value is Absent and hasattr(type(owner), "original_class"):
                 swapped.swap_back(owner)
             elif value is Absent:
@@ -74,6 +76,7 @@ def apply(site: Site, phi: Phi, qk_norm: bool | None, undo: Undo) -> None:
     inner = InnerAttention(phi, site.num_heads, head_dim=site.head_dim, qk_norm=qk_norm)
     like = next((x for x in module.parameters() if x.is_floating_point()), None)
     inner = (inner if like is None else inner.to(like)).train(module.training)
+    inner.is_causal = site.is_causal
     undo.set(module, "inner_attention", inner)
     if site.kind == "multihead":
         module.__class__ = multihead.converted_class(cast(Any, type(module)))
@@ -101,6 +104,8 @@ def settle(model: nn.Module, chosen: list[Site], left: list[Site], undo: Undo) -
     if "transformers" in sys.modules:
         for part in transformers.models(model):
             if (description := record(part))["layers"]:
+                if packing.HOOK not in vars(part):
+                    undo.set(part, packing.HOOK, part.register_forward_pre_hook(packing.prove, with_kwargs=True))
                 undo.set(part.config, transformers.CONFIG_KEY, description)
                 undo.set(part.config, "attn_implementation", transformers.LOADER)
 
@@ -114,6 +119,7 @@ def record(model: nn.Module) -> dict[str, Any]:
             "num_heads": inner.num_heads,
             "head_dim": inner.head_dim,
             "qk_norm": inner.query_norm is not None,
+            **({} if inner.is_causal is None else {"is_causal": inner.is_causal}),
         }
         for name, inner in model.named_modules()
         if isinstance(inner, InnerAttention)
@@ -136,6 +142,7 @@ def restore(model: nn.Module, description: Mapping[str, Any]) -> None:
         if getattr(module, "fused_attn", None) is False:
             undo.set(module, "fused_attn", True)
         site = Site(name, module, layer["kind"], layer["num_heads"], layer["head_dim"])
+        site.is_causal = layer.get("is_causal")
         apply(site, Phi.parse(layer["phi"]), layer["qk_norm"] or None, undo)
         chosen.append(site)
     left = [Site(name, modules[name], "interface") for name in description["left"] if name in modules]

@@ -57,6 +57,8 @@ class Site:
     """Whether it hides keys by a number like -100."""
     reason: str = ""
     """Why it cannot be converted, if it cannot."""
+    is_causal: bool | None = None
+    """Whether it is causal where it gets no mask, if the module does not say so itself."""
 
     @property
     def phi(self) -> str:
@@ -89,6 +91,9 @@ class Watch(TorchFunctionMode):
             self.names.setdefault(module, name)
         self.sites = Sites()
         self.called: set[nn.Module] = set()
+        self.observing = False
+        """Whether masks are made where None would do, to see from them which modules are causal."""
+        self.causal: dict[nn.Module, bool] = {}
         self._stack: list[nn.Module] = []
         self._weights: dict[int, tuple[Tensor, nn.Module]] = {}  # with the tensor itself, so that its id stays its own
 
@@ -96,7 +101,7 @@ class Watch(TorchFunctionMode):
         """Count a call of attention; the first kind that a module shows is its kind."""
         site = self.sites.of.get(module)
         if site is None:
-            site = self.sites.of[module] = Site(self.names[module], module, kind)
+            site = self.sites.of[module] = Site(self.names[module], module, kind, is_causal=self.causal.get(module))
         if site.kind == kind:
             site.calls += 1
             if query is not None:  # the heads may also be part of the batch

@@ -29,6 +29,7 @@ LARGEST = 2**16  # heads, or dimensions of one
 # Arguments of timm.create_model that load files or fetch them, which a config may not do.
 FORBIDDEN = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
 SETTINGS = "_timm_settings"  # what timm_model made a model with
+TIMM_LOADER = "nomax_from_pretrained"  # the architecture that timm finds in the config of a converted model
 
 Library = Literal["nomax", "timm", "transformers"]
 
@@ -139,7 +140,9 @@ def load_original(folder: Path, settings: Mapping[str, Any], **options: Any) -> 
     if library_of(settings, folder) == "timm":
         arguments = dict(settings.get("model_args") or {})
         if KEY in settings:
-            del arguments["attn_layer"]
+            settings = {**settings, "architecture": settings[KEY].get("architecture", settings["architecture"])}
+            if arguments.get("attn_layer") == KEY:  # as earlier versions of nomax kept others from loading it
+                del arguments["attn_layer"]
         model = _make_timm(settings, arguments)
         stored = {name: x for name, x in load_file(folder / WEIGHTS).items() if ".inner_attention." not in name}
         try:
@@ -163,12 +166,22 @@ def load_original(folder: Path, settings: Mapping[str, Any], **options: Any) -> 
     if KEY in settings:
         options["attn_implementation"] = transformers.implementation(settings[KEY])
     try:
-        model = model_class.from_pretrained(folder, use_safetensors=True, **options)
+        model = _from_transformers(model_class, folder, options)
     finally:
         library.logging.set_verbosity(verbosity)
     for config in transformers.configs(model) if KEY in settings else []:
         config._attn_implementation_internal = model.get_correct_attn_implementation(None)  # until it is converted
     return model
+
+
+def _from_transformers(model_class: Any, folder: Path, options: Mapping[str, Any]) -> Any:
+    try:
+        return model_class.from_pretrained(folder, use_safetensors=True, **options)
+    except KeyError as error:
+        # Models with a table of their own (SAM) do not know our name when they are made; their layers call SDPA.
+        if error.args != (transformers.NAME,):
+            raise
+        return model_class.from_pretrained(folder, use_safetensors=True, **{**options, "attn_implementation": "sdpa"})
 
 
 def _check_description(folder: Path, description: Any) -> None:
@@ -177,29 +190,42 @@ def _check_description(folder: Path, description: Any) -> None:
     def parts(version: str) -> list[int]:
         return [int(number) for number in re.findall(r"\d+", version)]
 
+    def damaged(what: str) -> ValueError:
+        return ValueError(
+            f"{folder / CONFIG}: {what} under {KEY!r} is not what nomax.convert writes. Convert the model again."
+        )
+
     def is_layer(layer: Any) -> bool:
-        if not isinstance(layer, dict) or layer.keys() != {"kind", "phi", "num_heads", "head_dim", "qk_norm"}:
+        names = {"kind", "phi", "num_heads", "head_dim", "qk_norm"}
+        if not isinstance(layer, dict) or not names <= layer.keys() <= names | {"is_causal"}:
             return False
         sizes = [layer["num_heads"], layer["head_dim"]]
         return (
             layer["kind"] in ("interface", "sdpa", "multihead")
+            and isinstance(layer["phi"], str)
             and isinstance(layer["qk_norm"], bool)
+            and isinstance(layer.get("is_causal", False), bool)
             and all(size is None or (type(size) is int and 0 < size <= LARGEST) for size in sizes)
         )
 
     if not isinstance(description, dict):
         raise ValueError(f"{folder / CONFIG}: {KEY!r} must be an object, as nomax.convert writes it.")
-    version = str(description.get("version", ""))
+    version = description.get("version")
+    if not isinstance(version, str) or not parts(version):
+        raise damaged(f"the version {version!r}")
     if parts(version) > parts(__version__) or not {"layers", "left"} <= description.keys():
         raise ValueError(
-            f"{folder / CONFIG} was written by nomax {version or '?'}, but this is {__version__}: install a newer "
-            "nomax to load it."
+            f"{folder / CONFIG} was written by nomax {version}, but this is {__version__}: install a newer nomax to "
+            "load it."
         )
-    for name, layer in description["layers"].items():
+    layers, left = description["layers"], description["left"]
+    if not isinstance(layers, dict) or not layers:
+        raise damaged("what stands under 'layers'")
+    if not isinstance(left, list) or not all(isinstance(name, str) for name in left):
+        raise damaged("what stands under 'left'")
+    for name, layer in layers.items():
         if not is_layer(layer):
-            raise ValueError(
-                f"{folder / CONFIG}: the layer {name!r} under {KEY!r} is not one that nomax.convert wrote."
-            )
+            raise damaged(f"the layer {name!r}")
 
 
 def _learned_names(folder: Path) -> Iterator[tuple[Path, str]]:
@@ -229,7 +255,10 @@ def _load_learned(model: nn.Module, folder: Path, renamed: Mapping[str, str]) ->
         inner.learn(own["gain"], own["shift"], own["alpha"])
         for norm in ("query_norm", "key_norm"):
             if getattr(inner, norm) is not None:
-                getattr(inner, norm).weight.data.copy_(tensors.pop(f"{name}.{norm}.weight"))
+                weight = tensors.pop(f"{name}.{norm}.weight", None)
+                if weight is None or weight.shape != getattr(inner, norm).weight.shape:
+                    raise ValueError(f"{folder} has no weights that fit {name}.{norm}, which its {CONFIG} asks for.")
+                getattr(inner, norm).weight.data.copy_(weight)
     if tensors:
         raise ValueError(f"{folder} has weights for layers that are not converted: {', '.join(tensors)}.")
 
@@ -264,9 +293,9 @@ def _save_timm(model: Any, folder: Path, arguments: dict[str, Any]) -> None:
                 "settings=…, the arguments that made it."
             )
         if described["layers"]:
-            # timm knows no attention of this name, so that nobody loads the model with softmax by mistake.
-            settings["model_args"] = {**arguments, "attn_layer": KEY}
-            settings[KEY] = described
+            # timm knows no model of this name, so that nobody loads the model with softmax by mistake.
+            settings[KEY] = {**described, "architecture": settings["architecture"]}
+            settings["architecture"] = TIMM_LOADER
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(scratch / WEIGHTS, folder / f".{WEIGHTS}.aside")
         os.replace(folder / f".{WEIGHTS}.aside", folder / WEIGHTS)

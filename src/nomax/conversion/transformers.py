@@ -1,7 +1,6 @@
 """transformers: φ behind its attention interface, with masks that keep padding and causality, and kept in the config.
 
 The attention function and the mask function are registered under one name: without the latter, masks would be lost.
-`pack` makes batches without padding: all sequences in one row, with their bounds.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from nomax import _compat
-from nomax.conversion.discovery import Watch
+from nomax.conversion import packing
+from nomax.conversion.discovery import LOWEST, Watch
 from nomax.nn import InnerAttention
 from nomax.ops.problem import below
 
@@ -62,6 +62,8 @@ def attend(
     if watch is not None and module in watch.names and getattr(module, "inner_attention", None) is None:
         site = watch.note(module, "interface", query, attention_mask)
         site.reason = next((reason for name, reason in REFUSED.items() if more.get(name) is not None), "")
+        if watch.observing and attention_mask is not None and is_causal is None and query.shape[2] > 1:
+            watch.causal[module] = not _sees_later(attention_mask)
     elif reasons := [reason for name, reason in REFUSED.items() if more.get(name) is not None]:
         raise ValueError(f"{type(module).__name__} cannot have φ attention: {reasons[0]}.")
     grouped = key.shape[1] != query.shape[1]
@@ -74,7 +76,8 @@ def attend(
                 f"{type(module).__name__} got packed sequences (cu_seq_lens_q), which converted attention takes only "
                 "as one row, without a sliding window and without a position bias. Pad them instead."
             )
-        causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+        causal = _is_causal(module, is_causal)
+        packing.check_mask(module, attention_mask, more["cu_seq_lens_q"], causal)
         out = inner(query, key, value, None, dropout, causal, scaling, grouped, **bounds)
         return out.transpose(1, 2).contiguous(), None
     step = query.shape[2] == 1 and inner.split is None  # of a split sequence, a process may hold one position
@@ -100,6 +103,20 @@ def _inner(module: nn.Module) -> InnerAttention:
     )
 
 
+def _is_causal(module: nn.Module, given: bool | None) -> bool:
+    """Return whether a module without a mask is causal: as it says, as its masks were seen to be, or by default."""
+    inner = getattr(module, "inner_attention", None)
+    seen = (given, getattr(module, "is_causal", None), getattr(inner, "is_causal", None))
+    observed = None if watch is None else watch.causal.get(module)
+    return bool(next((causal for causal in (*seen, observed) if causal is not None), True))
+
+
+def _sees_later(mask: Tensor) -> bool:
+    """Return whether a mask shows a query any key that comes after it."""
+    visible = mask if mask.dtype == torch.bool else mask > LOWEST
+    return mask.shape[-2] == 1 or bool(visible.triu(1 + mask.shape[-1] - mask.shape[-2]).any())
+
+
 def _mask(
     module: nn.Module,
     query: Tensor,
@@ -115,7 +132,7 @@ def _mask(
     Without a mask, transformers means "causal" wherever the module is, except in a step of one token, which sees all.
     """
     queries = query.shape[2]
-    causal = not step and mask is None and bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    causal = not step and mask is None and _is_causal(module, is_causal)
     if causal and key.shape[2] > queries:  # the room of a static cache that is not filled yet
         key, value = key[:, :, :queries], value[:, :, :queries]
         bias = None if bias is None else bias[..., :queries]
@@ -147,6 +164,8 @@ def make_mask(
 
     Padding of an encoder stays [B, 1, 1, keys], which costs nothing: the kernels skip what it hides.
     """
+    if watch is not None and watch.observing:
+        allow_is_bidirectional_skip, more["allow_is_causal_skip"] = False, False
     mask: Tensor | None = _masking.sdpa_mask(
         batch_size=batch_size,
         q_length=q_length,
@@ -192,34 +211,3 @@ def models(model: nn.Module) -> Iterator[Any]:
 def implementation(description: Mapping[str, Any]) -> str:
     """Return the attention implementation of a converted model: the door that its layers were converted by."""
     return NAME if any(layer["kind"] == "interface" for layer in description["layers"].values()) else "sdpa"
-
-
-def pack(input_ids: Tensor, attention_mask: Tensor, first_position: int = 0) -> dict[str, Tensor | int]:
-    """Return the arguments that make a model of transformers compute real tokens only: model(**pack(ids, mask)).
-
-    They are what its DataCollatorWithFlattening makes: one row of all tokens, their positions, and the bounds of the
-    sequences, which converted attention keeps apart. Not for models with sliding windows or position biases.
-
-    input_ids, attention_mask: [batch, length], as a tokenizer gives them, padded on either side.
-    first_position: the number of the first position; 2 in RoBERTa, where positions begin after that of padding.
-    """
-    real = attention_mask.bool()
-    lengths = real.sum(1)
-    bounds = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
-    positions = (real.long().cumsum(1) - 1)[real] + first_position
-    longest = int(lengths.max())
-    return {
-        "input_ids": input_ids[real].unsqueeze(0),
-        "position_ids": positions.unsqueeze(0),
-        "cu_seq_lens_q": bounds,
-        "cu_seq_lens_k": bounds,
-        "max_length_q": longest,
-        "max_length_k": longest,
-    }
-
-
-def unpack(hidden: Tensor, attention_mask: Tensor) -> Tensor:
-    """Return the outputs of a packed batch [1, tokens, dim] as [batch, length, dim], with zeros for padding."""
-    padded = hidden.new_zeros(*attention_mask.shape, hidden.shape[-1])
-    padded[attention_mask.bool()] = hidden.squeeze(0)
-    return padded

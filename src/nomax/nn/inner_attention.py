@@ -66,6 +66,8 @@ class InnerAttention(nn.Module):
         self.phi, self.num_heads, self.head_dim = Phi.parse(phi), num_heads, head_dim
         # How to attend where the sequence is split over processes: set by nomax.parallel.parallelize.
         self.split: SplitAttention | None = None
+        # Whether it is causal where no mask is given, in a module of transformers that does not say so itself.
+        self.is_causal: bool | None = None
         if qk_norm and head_dim is None:
             raise ValueError("qk_norm=True needs head_dim, the dimension that it normalises over.")
         self.query_norm = LayerNorm(head_dim, bias=False) if qk_norm and head_dim is not None else None

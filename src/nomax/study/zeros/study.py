@@ -3,7 +3,7 @@
     nomax data get fashion-mnist help-de-en
     nomax study zeros                  an hour and a half on one core
     nomax study zeros --setup hour     models of the same size, trained longer
-    nomax study zeros --setup day      four hours of one core; models that have learned more than which words are frequent
+    nomax study zeros --setup day      four hours of one core; models whose attention matters
 
 Language models and vision transformers that differ in their attention alone: shifts of the scores before h, fixed and
 learned ones; thresholds β·√(2 log L); and an L1 penalty of the weights, which rises to λ in training. Shown are their
