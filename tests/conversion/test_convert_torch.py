@@ -254,3 +254,14 @@ def test_converted_models_compile_and_export() -> None:
             ):
                 again = other(*args)
                 torch.testing.assert_close(again[0] if isinstance(again, tuple) else again, out)
+
+
+def test_nested_tensors_and_masks_that_cannot_be_taken_are_clear_errors() -> None:
+    layer = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    nomax.convert(layer, "relu/L", inputs=(torch.randn(1, 3, 8),) * 3)
+    strided = torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(3, 8)])
+    with pytest.raises(ValueError, match="jagged layout"):
+        layer(strided, strided, strided, need_weights=False)
+    x = torch.randn(1, 3, 8)
+    with pytest.raises(TypeError, match=r"must be boolean or floating point, got torch\.int64"):
+        layer(x, x, x, key_padding_mask=torch.zeros(1, 3, dtype=torch.long))

@@ -45,6 +45,11 @@ def _forward(
     """Attend as nn.MultiheadAttention does, with its arguments; weights are φ's, before dropout."""
     if is_causal and attn_mask is None:
         raise RuntimeError("is_causal=True is a hint about attn_mask, so give that too, as nn.MultiheadAttention asks.")
+    if query.is_nested and (query.layout != torch.jagged or need_weights):
+        raise ValueError(
+            "converted attention takes nested tensors of the jagged layout, with need_weights=False: make them with "
+            "torch.nested.nested_tensor(…, layout=torch.jagged), or pad them."
+        )
     batched = query.dim() == 3
     if not batched:
         query, key, value = (x.unsqueeze(0) for x in (query, key, value))
@@ -90,6 +95,8 @@ def _mask(mask: Tensor | None, padding: Tensor | None, num_heads: int, dtype: to
     masks = [x for x in (mask, padding) if x is not None]
     if not masks:
         return None
+    if wrong := [x.dtype for x in masks if x.dtype != torch.bool and not x.is_floating_point()]:
+        raise TypeError(f"attn_mask and key_padding_mask must be boolean or floating point, got {wrong[0]}.")
     if all(x.dtype == torch.bool for x in masks):
         seen = ~masks[0]
         for x in masks[1:]:
