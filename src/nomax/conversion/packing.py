@@ -59,8 +59,11 @@ def prove(model: nn.Module, args: tuple[Any, ...], given: Mapping[str, Any]) -> 
     packed = {"input_ids", "position_ids", "cu_seq_lens_q"} <= {name for name in given if given[name] is not None}
     if not packed or vars(model).get(PROVED) or torch.compiler.is_compiling():
         return
-    tokens, positions = given["input_ids"][0, :PROBED], given["position_ids"][0, :PROBED]
-    if len(tokens) < 2 or (positions.diff() != 1).any():  # too short to tell
+    lengths = given["cu_seq_lens_q"].diff()
+    first = int(given["cu_seq_lens_q"][lengths.argmax()])
+    part = slice(first, first + min(PROBED, int(lengths.max())))
+    tokens, positions = given["input_ids"][0, part], given["position_ids"][0, part]
+    if len(tokens) < 2:  # too short to tell
         return
     vars(model)[PROVED] = True  # now, so that the calls below pass
     other = tokens.flip(0)
@@ -68,8 +71,8 @@ def prove(model: nn.Module, args: tuple[Any, ...], given: Mapping[str, Any]) -> 
     model.eval()
     try:
         with torch.no_grad():
-            lengths = torch.tensor([len(tokens)] * 2, device=tokens.device)
-            both = model(**_arguments(torch.cat([other, tokens]), positions.repeat(2), lengths))[0]
+            halves = torch.tensor([len(tokens)] * 2, device=tokens.device)
+            both = model(**_arguments(torch.cat([other, tokens]), positions.repeat(2), halves))[0]
             alone = model(input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0))[0]
     except BaseException:
         del vars(model)[PROVED]
