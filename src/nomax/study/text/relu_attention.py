@@ -97,11 +97,11 @@ class Speed(Measurement):
 
 
 def grid(setup: TextSetup, seeds: Sequence[int]) -> list[Experiment]:
-    """Return ten kinds of attention and their speed; those that claims compare come first, with all their seeds."""
+    """Return ten kinds of attention and their speed; what claims compare comes first, with all its seeds."""
     by_seed = [_kinds(setup, seed) for seed in seeds]
     asked = [run for some in by_seed for run in some[:ASKED]]
     shown = [run for some in by_seed[: setup.shown_seeds] for run in some[ASKED:]]
-    return [*asked, *shown, speed_to_measure(setup)]
+    return [*asked, speed_to_measure(setup), *shown]
 
 
 def speed_to_measure(setup: TextSetup) -> Speed:
