@@ -355,7 +355,8 @@ def _paint_list(points: Sequence[Point], panels: Sequence[Panel]) -> Any:
             part.set_xscale("log")
             plain_powers(part.xaxis)
         else:
-            part.locator_params(axis="x", nbins=3, steps=(1, 2, 5, 10))
+            part.locator_params(axis="x", nbins=3)
+            part.tick_params(axis="x", labelsize="small")
     if points:
         axes[0].set_yticks(range(len(points)), [point.kind for point in points])
         axes[0].invert_yaxis()
