@@ -55,7 +55,7 @@ KIND = "text"
 
 _DATA = {"data": "help-de-en"}
 CHANGES = {"default": {**_DATA, "steps": 1200, "warmup": 60}, "hour": _DATA, "day": {"seeds": (0, 1)}}
-WORTH = 5  # margins of loss by which attention must help, so that to lose one is not to lose much of it
+WORTH = 5  # margins of loss or error by which attention must help, so that to lose one is not to lose much of it
 MANY = 0.9  # "nine in ten"
 
 
@@ -166,7 +166,9 @@ def _judged(
     setup: TextSetup | None = None,
 ) -> Verdict:
     of_text, of_images = ([result for some in found.values() for result in some] for found in (text, images))
-    premises = [predicts(of_text), matters(text), *([_classifies(of_images)] if setup else [])]
+    premises = [predicts(of_text), matters(text, loss, MARGIN, "the loss is {:.3f} nats")]
+    if setup:
+        premises += [_classifies(of_images), matters(images, error, POINT, "the error of images is {:.3f}")]
     scales = [text_scale(of_text), *([image_scale(of_images, image_setup(setup).image_size)] if setup else [])]
     if any(number.mean != number.mean for number in numbers.values() if isinstance(number, Interval)):
         outcome, sentence, numbers = "undecided", "The runs that this compares are not all there: nothing to judge.", {}
@@ -176,15 +178,18 @@ def _judged(
     return settle(claim, outcome, sentence, results=both, **said)
 
 
-def matters(text: Found) -> Premise:
-    """State that attention is worth so much to the language model that a margin of loss says something about it."""
-    with_it, without = (mean_of(text.get(kind, ()), loss) for kind in (BASE, NONE))
+def matters(found: Found, score: Callable[[Any], float | None], margin: float, said: str) -> Premise:
+    """State that attention is worth so much to the models that a margin of loss or error says something about it.
+
+    said: what the score counts, with a place for its number.
+    """
+    with_it, without = (mean_of(found.get(kind, ()), score) for kind in (BASE, NONE))
     if with_it is None or without is None:
         return Premise("no model without attention has been run", False, "Run relu/L and no attention.")
-    worth, bar = without - with_it, WORTH * MARGIN
-    words = f"without attention the loss is {worth:.3f} nats higher than with relu/L"
-    remedy = "Train longer, until attention is worth more."
+    worth, bar = without - with_it, WORTH * margin
+    words = f"without attention {said.format(worth)} higher than with relu/L"
     if worth < bar:
+        remedy = "Train longer, or on other data, until attention is worth more."
         return Premise(f"{words}, less than {bar:g}: its zeros cost little because it does little", False, remedy)
     return Premise(f"{words}, at least {bar:g}", True)
 
